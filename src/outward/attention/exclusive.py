@@ -58,7 +58,7 @@ def exclude_self(
     y: Float[Tensor, "batch head token dim"],
     v: Float[Tensor, "batch kv_head token dim"],
     *,
-    strength: Float[Tensor, "..."] | float | None = None,
+    strength: Float[Tensor, "..."] | float | int | None = None,
     impl: Impl = "eager",
 ) -> Float[Tensor, "batch head token dim"]:
     """z_i = y_i - α (y_i·v̂_i) v̂_i: take from each output its component along its own value.
@@ -109,7 +109,7 @@ def exclusive_attention(
     return exclude_self(y, own_values(v, self_key).to(y.dtype), impl=impl)
 
 
-def check_strength(strength: Tensor | float | None, y: Tensor) -> Strength:
+def check_strength(strength: Tensor | float | int | None, y: Tensor) -> Strength:
     """None, a number, (head,) or (batch, head, token) to a number or four axes."""
     if strength is None or isinstance(strength, int | float):
         return WHOLE if strength is None else float(strength)

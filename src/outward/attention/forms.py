@@ -48,7 +48,7 @@ def gated_exclusive_attention(
     k: Keys,
     v: Values,
     *,
-    strength: Float[Tensor, "..."] | float,
+    strength: Float[Tensor, "..."] | float | int,
     causal: bool = False,
     mask: Mask | None = None,
     scale: float | None = None,

@@ -101,7 +101,7 @@ def project_rows(y: Tensor, v: Tensor, strength: Strength) -> tuple[Tensor, Tens
     """(z, a), by differentiable operations that a compiler can fuse."""
     wide = widen(y)
     c, u, v_inverse = scaled_coefficient(wide, widen(v))
-    return (wide - (strength * c) * u).to(y.dtype), c * v_inverse
+    return torch.addcmul(wide, strength * c, u, value=-1).to(y.dtype), c * v_inverse
 
 
 def gradient_rows(
@@ -221,6 +221,8 @@ def _if_alike(out: Tensor, x: Tensor) -> Tensor | None:
 def _dot(x: Tensor, y: Tensor) -> Tensor:
     """Row-wise dot product, laid out in memory as x is: a third of the time where heads interleave."""
     product = x * y
+    if product.stride(-1) != 1:  # summed in another order, y·v would differ from v·v where y = v
+        product = product.contiguous()
     return torch.sum(product, dim=-1, keepdim=True, out=torch.empty_like(product[..., :1]))
 
 
