@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import outward
 import torch
-from outward.attention import reference
 from torch import Tensor
+
+import outward
+from outward.attention import reference
 
 BATCH, HEADS, KV_HEADS, TOKENS, DIM = 2, 15, 5, 11, 7  # pairwise different; axes cannot be mixed up
 GROUP = HEADS // KV_HEADS

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
-import outward
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import outward
 from outward.attention import exclusive, projection, reference
 from testing import (
     BATCH,
@@ -22,8 +25,6 @@ from testing import (
     repeated,
     rounding,
 )
-from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -82,9 +83,7 @@ def test_the_comparison_bites() -> None:
 @pytest.mark.parametrize("size", [(2, 3), (5, 1), (1, 3)])
 def test_exclude_self_has_the_gradient_of_its_formula(size: tuple[int, int]) -> None:
     kv_heads, group = size
-    y, v = output_and_values(
-        heads=kv_heads * group, kv_heads=kv_heads, batch=1, tokens=2, dim=7
-    )
+    y, v = output_and_values(heads=kv_heads * group, kv_heads=kv_heads, batch=1, tokens=2, dim=7)
     y, v = y.requires_grad_(), v.requires_grad_()
     per_head = torch.rand(kv_heads * group, dtype=torch.float64, requires_grad=True)
     per_token = torch.rand(y.shape[:3], dtype=torch.float64, requires_grad=True)

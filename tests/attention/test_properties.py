@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-import outward
 import pytest
 import torch
+from torch import Tensor
+
+import outward
 from attention.wrong import WRONG
 from outward.attention import reference
 from testing import GROUP, SCALE, TOKENS, causal_bias, qkv, repeated, rounding
-from torch import Tensor
 
 Op = Callable[[Tensor, Tensor, Tensor], Tensor]
 

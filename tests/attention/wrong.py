@@ -5,11 +5,12 @@ All take q, k, v and are causal.
 
 from collections.abc import Callable
 
-import outward
 import torch
 import torch.nn.functional as F
-from testing import causal_bias, repeated
 from torch import Tensor
+
+import outward
+from testing import causal_bias, repeated
 
 
 def _parts(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,6 +48,7 @@ from outward.attention.projection import (
 from outward.attention.standard import (
     autocast,
     flash_attention,
+    flash_gradient,
     has_flash,
     is_transformed,
     softmax_attention,
@@ -208,8 +209,8 @@ class _ExclusiveFlash(torch.autograd.Function):
             return *grads, None, None, None, None
         (z1, values), (gz1, _) = pair(z, v), pair(gz, v)
         gy, gv, _ = gradient(gz1, z1, a, values, WHOLE, ctx.impl)
-        gq, gk, gv_through_y = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gy.flatten(1, 2), q, k, v, z, lse, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale
+        gq, gk, gv_through_y = flash_gradient(
+            gy.flatten(1, 2), q, k, v, z, lse, mask, ctx.causal, ctx.scale
         )
         return gq, gk, gv_through_y.add_(gv.squeeze(2)), None, None, None, None
 

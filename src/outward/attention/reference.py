@@ -56,8 +56,8 @@ def unit(v: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
     """v̂ = v / |v|, and 0 where v = 0. Divided by its largest entry first: |v|² cannot overflow."""
     largest = v.abs().amax(dim=-1, keepdim=True)
     u = v / torch.where(largest == 0, 1, largest)
-    length = u.square().sum(dim=-1, keepdim=True).sqrt()
-    return u / torch.where(length == 0, 1, length)
+    square = u.square().sum(dim=-1, keepdim=True)
+    return u / torch.where(square == 0, 1, square).sqrt()
 
 
 def exclude(y: Float[Tensor, "*lead dim"], v: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:

@@ -138,6 +138,25 @@ def flash_attention(
     return y, lse
 
 
+def flash_gradient(
+    gy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v. The kernel takes a boolean mask without complaint, and wrongly."""
+    added = None if mask is None else additive(mask, q)
+    gq, gk, gv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gy, q, k, v, y, lse, 0.0, causal, attn_mask=added, scale=scale
+    )
+    return gq, gk, gv
+
+
 def additive(mask: Tensor, like: Tensor) -> Tensor:
     """A boolean mask as numbers to add: 0 where visible, -inf where hidden."""
     if mask.dtype != torch.bool:
