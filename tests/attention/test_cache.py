@@ -93,7 +93,7 @@ def test_the_tail_of_the_keys_is_the_wrong_own_value() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
 def test_left_padding(dtype: torch.dtype) -> None:
-    """Each row of the batch decodes as it would alone: slots, not position ids, say whose key is whose."""
+    """Each row decodes as it would alone: slots, not position ids, say whose key is whose."""
     q, k, v = qkv()
     pad = 4
     valid = torch.ones(2, TOKENS, dtype=torch.bool)

@@ -15,7 +15,7 @@ Compiled, under `torch.func`, in forward-mode differentiation and where the back
 differentiated, both become plain operations, which a compiler fuses and autograd knows.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -72,6 +72,7 @@ def exclude_self(
     the CPU in eager mode; elsewhere they are not looked for, and make NaN of the tokens they touch.
     """
     check_yv(y, v)
+    check_impl(impl)
     alpha = check_strength(strength, y)
     pairs, values = pair(y, v)
     if isinstance(alpha, Tensor):
@@ -100,14 +101,20 @@ def exclusive_attention(
     The options are those of `standard_attention`. With a cache, k and v hold more tokens than q:
     say which key is each query's own by self_key, or by causal=True and a mask of one row per query.
     """
-    check_qkv(q, k, v)
+    check_qkv(q, k, v, dropout)
     check_own_values(v)
+    check_impl(impl)
     mask = check_mask(mask, q, k)
     self_key = own_keys(q, k, causal=causal, mask=mask, self_key=self_key)
     if self_key is None and has_flash(q, k, v, mask, dropout):
         return _ExclusiveFlash.apply(*autocast(q, k, v), mask, causal, scale, impl)
     y = softmax_attention(q, k, v, causal, mask, scale, self_key, dropout)
     return exclude_self(y, own_values(v, self_key).to(y.dtype), impl=impl)
+
+
+def check_impl(impl: str) -> None:
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl={impl!r}: it must be one of {', '.join(get_args(Impl))}.")
 
 
 def check_strength(strength: Tensor | float | int | None, y: Tensor) -> Strength:
@@ -157,8 +164,7 @@ class _ExcludeSelf(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, v: Tensor, strength: Strength, impl: Impl) -> Tensor:
         ctx.save_for_backward(y, v, strength if isinstance(strength, Tensor) else None)
         ctx.number, ctx.impl = strength, impl
-        z = torch.empty_like(y)
-        project(y, v, strength, z, impl)
+        z, _ = project(y, v, strength, impl=impl, in_place=False)
         return z
 
     @staticmethod
@@ -170,9 +176,8 @@ class _ExcludeSelf(torch.autograd.Function):
             z1, a = project_rows(y, v, WHOLE)
             gy, gv, g_alpha = gradient_summed(gz, z1, a, v, alpha)
         else:
-            z1 = torch.empty_like(y)
-            a = project(y, v, WHOLE, z1, ctx.impl)
-            gy, gv, g_alpha = gradient(gz, z1, a, v, alpha, ctx.impl)
+            z1, a = project(y, v, WHOLE, impl=ctx.impl, in_place=False)
+            gy, gv, g_alpha = gradient(gz, z1, a, v, alpha, impl=ctx.impl)
         if strength is None:
             return gy, gv, None, None
         return gy, gv, g_alpha.sum_to_size(strength.shape).to(strength.dtype), None
@@ -195,7 +200,7 @@ class _ExclusiveFlash(torch.autograd.Function):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         z, lse = flash_attention(q, k, v, mask, causal, scale)
         pairs, values = pair(z, v)
-        a = project(pairs, values, WHOLE, pairs, impl)
+        _, a = project(pairs, values, WHOLE, impl=impl, in_place=True)
         ctx.save_for_backward(q, k, v, z, lse, a, mask)
         ctx.causal, ctx.scale, ctx.impl = causal, scale, impl
         return z
@@ -208,7 +213,7 @@ class _ExclusiveFlash(torch.autograd.Function):
             grads = _differentiable_gradient(gz, q, k, v, mask, ctx.causal, ctx.scale)
             return *grads, None, None, None, None
         (z1, values), (gz1, _) = pair(z, v), pair(gz, v)
-        gy, gv, _ = gradient(gz1, z1, a, values, WHOLE, ctx.impl)
+        gy, gv, _ = gradient(gz1, z1, a, values, WHOLE, impl=ctx.impl)
         gq, gk, gv_through_y = flash_gradient(
             gy.flatten(1, 2), q, k, v, z, lse, mask, ctx.causal, ctx.scale
         )

@@ -61,7 +61,7 @@ def gated_exclusive_attention(
     strength: α, a number, (head,), or (batch, head, query). 0 is standard attention, bit for bit; 1
         is exclusive. `Strength` in modules.py makes one from a parameter, by tanh, sigmoid or raw.
     """
-    check_qkv(q, k, v)
+    check_qkv(q, k, v, dropout)
     check_own_values(v)
     mask = check_mask(mask, q, k)
     self_key = own_keys(q, k, causal=causal, mask=mask, self_key=self_key)
@@ -138,7 +138,7 @@ def mean_direction_attention(
 
     It takes out what the values have in common, and of the token's own only that.
     """
-    check_qkv(q, k, v)
+    check_qkv(q, k, v, dropout)
     check_own_values(v)
     mask = check_mask(mask, q, k)
     if causal:
@@ -192,7 +192,7 @@ def no_self_attention(
     the same comes from standard attention and its log-sum-exp, at no mask of T x T: see
     `without_self`.
     """
-    check_qkv(q, k, v)
+    check_qkv(q, k, v, dropout)
     mask = check_mask(mask, q, k)
     self_key = own_keys(q, k, causal=causal, mask=mask, self_key=self_key)
     inputs = [x for x in (q, k, v, mask) if x is not None]

@@ -28,31 +28,31 @@ def shapes(**tensors: Tensor) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
 
 
-def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_qkv(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
     """Shapes, head counts, types and devices of query, key and value."""
-    given = shapes(q=q, k=k, v=v)
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout {dropout}: it is a probability, from 0 to 1.")
     if not (q.ndim == k.ndim == v.ndim == 4):
-        raise ValueError(f"{given}: each must have the axes (batch, head, token, dim).")
+        raise ValueError(f"{shapes(q=q, k=k, v=v)}: each must have the axes (batch, head, token, dim).")
     if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"{given}: k and v must agree in batch, heads and tokens.")
+        raise ValueError(f"{shapes(q=q, k=k, v=v)}: k and v must agree in batch, heads and tokens.")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"{given}: q and k must agree in batch and in dim, the first and last axis.")
-    check_heads(q, v, given)
+        raise ValueError(f"{shapes(q=q, k=k, v=v)}: q and k must agree in batch and dim (first, last).")
+    check_heads(q=q, v=v)
     check_alike(q=q, k=k, v=v)
 
 
 def check_yv(y: Tensor, v: Tensor) -> None:
     """Shapes, head counts, types and devices of an attention output and the own values."""
-    given = shapes(y=y, v=v)
     if y.ndim != 4 or v.ndim != 4:
-        raise ValueError(f"{given}: each must have the axes (batch, head, token, dim).")
+        raise ValueError(f"{shapes(y=y, v=v)}: each must have the axes (batch, head, token, dim).")
     if y.shape[0] != v.shape[0] or y.shape[2:] != v.shape[2:]:
         raise ValueError(
-            f"{given}: y and v must agree in batch, tokens and dim. v[:, :, i] must be the value of "
-            f"the token that y[:, :, i] belongs to. {SELF_KEY_RULE}"
+            f"{shapes(y=y, v=v)}: y and v must agree in batch, tokens and dim. v[:, :, i] must be the "
+            f"value of the token that y[:, :, i] belongs to. {SELF_KEY_RULE}"
         )
     check_own_values(v)
-    check_heads(y, v, given)
+    check_heads(y=y, v=v)
     check_alike(y=y, v=v)
 
 
@@ -62,12 +62,14 @@ def check_own_values(v: Tensor) -> None:
         raise ValueError(f"{shapes(v=v)}: the last axis is empty; a value needs at least one dim.")
 
 
-def check_heads(q: Tensor, v: Tensor, given: str) -> None:
+def check_heads(*, v: Tensor, **queries: Tensor) -> None:
+    ((_, q),) = queries.items()
     heads, kv_heads = q.shape[1], v.shape[1]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(
-            f"{given}: {heads} query heads do not divide evenly over {kv_heads} value heads. Under "
-            "grouped-query attention each value head serves head // kv_head consecutive query heads."
+            f"{shapes(**queries, v=v)}: {heads} query heads do not divide evenly over {kv_heads} value "
+            "heads. Under grouped-query attention each value head serves head // kv_head consecutive "
+            "query heads."
         )
 
 
@@ -114,6 +116,10 @@ def own_keys(
     if queries == keys:
         return None
     if causal and mask is not None:
+        if mask.shape[2] != queries:
+            raise ValueError(
+                f"mask {tuple(mask.shape)} has one row for {queries} queries. {SELF_KEY_RULE}"
+            )
         return last_visible_key(mask).expand(q.shape[0], queries)
     raise ValueError(f"{shapes(q=q, k=k)}: {queries} queries, {keys} keys. {SELF_KEY_RULE}")
 

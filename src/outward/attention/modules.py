@@ -101,6 +101,10 @@ class Attention(nn.Module):
 
         cache: the tokens so far, of this layer; x holds the new ones and `valid` speaks of them.
         """
+        if x.ndim != 3 or x.shape[2] != self.query.in_features:
+            raise ValueError(
+                f"x {tuple(x.shape)}: it must be (batch, token, width), width {self.query.in_features}"
+            )
         q, k, v = (
             linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)

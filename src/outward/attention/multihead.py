@@ -106,7 +106,7 @@ class ExclusiveMultiheadAttention(nn.MultiheadAttention):
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (F.linear(t, w, b) for t, w, b in zip((x, x, values), weights, biases, strict=True))
-        if self.bias_k is not None and self.bias_v is not None:  # type: ignore[redundant-expr]
+        if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat((k, self.bias_k.to(k.dtype).expand(len(k), -1, -1)), dim=1)
             v = torch.cat((v, self.bias_v.to(v.dtype).expand(len(v), -1, -1)), dim=1)
         if self.add_zero_attn:

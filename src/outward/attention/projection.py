@@ -38,19 +38,28 @@ DOTS = 2.0**-80, 2.0**80
 BLOCK = 2**18
 
 
-def project(y: Tensor, v: Tensor, strength: Strength, out: Tensor, impl: Impl) -> Tensor:
-    """Write z to `out`, which may be y itself, and return a. Not differentiable."""
+def project(
+    y: Tensor, v: Tensor, strength: Strength, *, impl: Impl, in_place: bool
+) -> tuple[Tensor, Tensor]:
+    """(z, a), with z in the place of y if asked for. Not differentiable."""
     if impl == "compiled":
-        return compiled(_project_into)(y, v, _as_tensor(strength, y), out)
-    return (project_blocked if y.device.type == "cpu" else _project_into)(y, v, strength, out)
+        inputs = y.detach(), v.detach(), _as_tensor(strength, y)
+        return (
+            (y, compiled(_project_in_place)(*inputs)) if in_place else compiled(project_rows)(*inputs)
+        )
+    if y.device.type != "cpu":
+        return (y, _project_in_place(y, v, strength)) if in_place else project_rows(y, v, strength)
+    z = y if in_place else torch.empty_like(y)
+    return z, project_blocked(y, v, strength, z)
 
 
 def gradient(
-    gz: Tensor, z1: Tensor, a: Tensor, v: Tensor, strength: Strength, impl: Impl
+    gz: Tensor, z1: Tensor, a: Tensor, v: Tensor, strength: Strength, *, impl: Impl
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(gy, gv summed over the group, gα per row), in the types of gz, v and a. Not differentiable."""
     if impl == "compiled":
-        return compiled(gradient_summed)(gz, z1, a, v, _as_tensor(strength, a))
+        inputs = (x.detach() for x in (gz, z1, a, v))  # the compiler asks non-leaves for their .grad
+        return compiled(gradient_summed)(*inputs, _as_tensor(strength, a))
     return (gradient_blocked if gz.device.type == "cpu" else gradient_summed)(gz, z1, a, v, strength)
 
 
@@ -62,7 +71,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _as_tensor(strength: Strength, like: Tensor) -> Strength:
     """A number that may change from step to step must not be compiled in."""
-    return strength if strength is WHOLE else torch.as_tensor(strength).to(like.device)
+    if isinstance(strength, Tensor):
+        return strength.detach()
+    inner = torch.promote_types(like.dtype, torch.float32)
+    return strength if _is_whole(strength) else torch.tensor(strength, dtype=inner, device=like.device)
 
 
 def widen(x: Tensor) -> Tensor:
@@ -123,9 +135,9 @@ def gradient_summed(
     return gy.to(gz.dtype), gv.sum(dim=-3, keepdim=True).to(v.dtype), g_strength
 
 
-def _project_into(y: Tensor, v: Tensor, strength: Strength, out: Tensor) -> Tensor:
+def _project_in_place(y: Tensor, v: Tensor, strength: Strength) -> Tensor:
     z, a = project_rows(y, v, strength)
-    out.copy_(z)
+    y.copy_(z)
     return a
 
 
@@ -201,7 +213,7 @@ def _gradient_block(
     b, odd = dots / squares, _odd_rows(dots, squares, forward=False)
     g1 = torch.addcmul(gz, b, v, value=-1, out=_if_alike(gy_out, gz))
     gv = (-strength * b * z1).addcmul_(-strength * a, g1)
-    gy = g1 if strength is WHOLE else torch.addcmul(gz, strength * b, v, value=-1)
+    gy = g1 if _is_whole(strength) else torch.addcmul(gz, strength * b, v, value=-1)
     g_strength = -a * dots
     if odd is not None:
         gy[odd], gv[odd], g_strength[odd] = gradient_rows(
@@ -233,6 +245,10 @@ def _odd_rows(dots: Tensor, squares: Tensor, *, forward: bool) -> Tensor | None:
     if forward:
         safe &= (sizes >= DOTS[0]) | (sizes == 0)
     return None if safe.all() else ~safe[..., 0]
+
+
+def _is_whole(strength: Strength) -> bool:
+    return isinstance(strength, float) and strength == WHOLE
 
 
 def _rows(strength: Strength, chosen: Tensor) -> Strength:

@@ -49,7 +49,7 @@ def standard_attention(
 
     k and v may have fewer heads than q, each serving a group of consecutive query heads.
     """
-    check_qkv(q, k, v)
+    check_qkv(q, k, v, dropout)
     mask = check_mask(mask, q, k)
     if causal:
         self_key = own_keys(q, k, causal=True, mask=mask, self_key=self_key)
@@ -80,7 +80,7 @@ def softmax_attention(
             dropout_p=dropout,
             is_causal=causal,
             scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
+            enable_gqa=bool(q.shape[1] != k.shape[1]),
         )
 
 
