@@ -22,7 +22,7 @@ $(VENV): requirements.lock pyproject.toml
 	touch $@
 
 demo: $(VENV)
-	$(BIN)/python -m benchmarks.forms
+	$(BIN)/python examples/forms.py
 
 # The second pass is without the type hook, which torch.compile cannot trace.
 test: $(VENV)

@@ -193,7 +193,7 @@ def forward_backward(f: Callable[..., Tensor], inputs: tuple[Tensor, ...], out: 
 
 def operation(quick: bool) -> Iterator[Row]:
     """Forward and backward of the exclusion, alone and with attention, over that of SDPA."""
-    lengths, rounds = ((128,), 3) if quick else ((512, 1024, 2048, 4096), 15)
+    lengths, rounds = ((128,), 3) if quick else ((512, 1024, 2048, 4096), 9)
     for name, dtype in DTYPES.items():
         for kv_heads in (12, 4):
             for tokens in lengths:

@@ -71,6 +71,7 @@ def softmax_attention(
         mask, causal = restrict(mask, self_key, q, k), False
     if mask is not None and mask.dtype not in (torch.bool, q.dtype):
         mask = mask.to(q.dtype)
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     with sdpa_kernel(SDPBackend.MATH) if is_transformed(q, k, v, mask) else nullcontext():
         return F.scaled_dot_product_attention(
             q,
@@ -80,7 +81,7 @@ def softmax_attention(
             dropout_p=dropout,
             is_causal=causal,
             scale=scale,
-            enable_gqa=bool(q.shape[1] != k.shape[1]),
+            **grouped,
         )
 
 
