@@ -302,7 +302,7 @@ SECTIONS: dict[str, Callable[[bool], Iterator[Row]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, no tables")
-    parser.add_argument("--out", type=Path, help="also write exclusion.json and exclusion.txt there")
+    parser.add_argument("--out", type=Path, help="also write each section there, as .json and .txt")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run?")
     options = parser.parse_args()
@@ -311,23 +311,28 @@ def main() -> None:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     torch.set_num_threads(1)
     console = Console(file=sys.stderr if options.json else sys.stdout, width=200, highlight=False)
-    document: dict[str, Any] = {"command": " ".join(["python -m benchmarks.exclusion", *sys.argv[1:]])}
-    document["environment"] = environment()
+    made = {"command": " ".join(["python -m benchmarks.exclusion", *sys.argv[1:]])} | environment()
+    document: dict[str, Any] = {"made": made}
     for name in options.only.split(","):
-        rows = list(SECTIONS[name](options.quick))
-        document[name] = rows
-        console.print(table(f"{name}: {SECTIONS[name].__doc__}", rows))
-    text = json.dumps(document, default=lambda r: r.__dict__, indent=1)
+        rows = document[name] = list(SECTIONS[name](options.quick))
+        shown = table(f"{name}: {SECTIONS[name].__doc__}", rows)
+        console.print(shown)
+        if options.out is not None:
+            write(options.out, name, {"made": made, name: rows}, shown)
     if options.json:
-        print(text)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "exclusion.json").write_text(text + "\n")
-        with (options.out / "exclusion.txt").open("w") as file:
-            for name in options.only.split(","):
-                Console(file=file, width=200).print(
-                    table(f"{name}: {SECTIONS[name].__doc__}", document[name])
-                )
+        print(as_json(document))
+
+
+def write(folder: Path, name: str, document: dict[str, Any], shown: Table) -> None:
+    """One section: what was printed, and the numbers behind it with the command that made them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(as_json(document) + "\n")
+    with (folder / f"{name}.txt").open("w") as file:
+        Console(file=file, width=200).print(shown)
+
+
+def as_json(document: dict[str, Any]) -> str:
+    return json.dumps(document, default=lambda r: r.__dict__, indent=1)
 
 
 def environment() -> dict[str, Any]:

@@ -8,8 +8,27 @@ part, z_i = y_i - (y_i·v̂_i) v̂_i, per head and before the output projection 
     z = outward.exclude_self(y, v)                           # or behind any attention
     layer = outward.ExclusiveAttention(width=768, num_heads=12)
 
-Tensors are (batch, head, token, dim); k and v may have fewer heads (grouped-query attention).
-The names below are imported when first used, so that `import outward` costs nothing.
+Functions, from (batch, head, token, dim) to the same; k and v may have fewer heads than q:
+
+    exclude_self                  take from each output its component along its own value
+    standard_attention            what all others start from; its options are theirs
+    exclusive_attention           standard, then exclude_self, in one
+    gated_exclusive_attention     a strength α of it, per head or token, which may be learned
+    gated_attention               a sigmoid gate on the output
+    no_self_attention             the own key hidden
+    random_direction_attention    a placebo: a fixed random direction taken out
+    mean_direction_attention      a placebo: the mean of the visible values taken out
+
+Layers, from (batch, token, width) to the same, with rotary positions, grouped heads and a cache:
+
+    StandardAttention  ExclusiveAttention  GatedExclusiveAttention  GatedAttention
+    NoSelfAttention  RandomDirectionAttention  MeanDirectionAttention
+
+    ExclusiveMultiheadAttention   in place of nn.MultiheadAttention, with its parameters and call
+    KVCache                       keys and values of the tokens so far: growing, fixed or sliding
+    parameter_groups              for the optimizer: a learned strength must not decay
+
+help(outward.exclusive_attention), say, tells the rest. Names are imported when first used.
 """
 
 from importlib import import_module
@@ -39,6 +58,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Where each public name lives. There is no __all__: help(outward) would then print all of nn.Module
+# for every layer, and bury the page above.
 _HOME = {
     "exclude_self": "exclusive",
     "exclusive_attention": "exclusive",
@@ -59,7 +80,6 @@ _HOME = {
     "KVCache": "cache",
     "parameter_groups": "modules",
 }
-__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> object:

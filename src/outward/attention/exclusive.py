@@ -11,8 +11,9 @@ autograd nodes that keep little for the backward pass, and the choice between th
   to the flash kernel in place of y: the kernel uses y only in sum(gy * y), and the gradient gy is
   at right angles to v, so sum(gy * y) = sum(gy * z).
 
-Compiled, under `torch.func`, in forward-mode differentiation and where the backward pass is itself
-differentiated, both become plain operations, which a compiler fuses and autograd knows.
+Under `torch.func`, in forward-mode differentiation and where the backward pass is itself
+differentiated, both become plain operations that autograd knows. Compiled, the nodes stay, and what
+is in them becomes operations that the compiler fuses.
 """
 
 from typing import Any, get_args
@@ -77,7 +78,7 @@ def exclude_self(
     pairs, values = pair(y, v)
     if isinstance(alpha, Tensor):
         alpha = group_strength(alpha, pairs)
-    if torch.compiler.is_compiling() or is_transformed(y, v, alpha):
+    if is_transformed(y, v, alpha):
         z, _ = project_rows(pairs, values, alpha)
     else:
         z = _ExcludeSelf.apply(pairs, values, alpha, impl)
@@ -147,8 +148,17 @@ def group_strength(alpha: Tensor, pairs: Tensor) -> Tensor:
     return alpha.unflatten(1, pairs.shape[1:3])
 
 
+def differentiates_again(gz: Tensor) -> bool:
+    """Whether the backward pass must consist of operations that autograd or torch.func knows."""
+    if torch.compiler.is_compiling():  # a compiled backward pass is final
+        return False
+    return torch.is_grad_enabled() or is_transformed(gz)
+
+
 def refuse_old_batching(gz: Tensor) -> None:
     """torch.autograd's own vmap, older than torch.func, has no rules for views and results."""
+    if torch.compiler.is_compiling():
+        return
     if torch._C._functorch.is_legacy_batchedtensor(gz):
         raise RuntimeError(
             "exclusive attention cannot batch its gradient by is_grads_batched=True or "
@@ -172,7 +182,7 @@ class _ExcludeSelf(torch.autograd.Function):
         refuse_old_batching(gz)
         y, v, strength = ctx.saved_tensors
         alpha = ctx.number if strength is None else strength
-        if torch.is_grad_enabled() or is_transformed(gz):
+        if differentiates_again(gz):
             z1, a = project_rows(y, v, WHOLE)
             gy, gv, g_alpha = gradient_summed(gz, z1, a, v, alpha)
         else:
@@ -198,9 +208,9 @@ class _ExclusiveFlash(torch.autograd.Function):
         impl: Impl,
     ) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        z, lse = flash_attention(q, k, v, mask, causal, scale)
-        pairs, values = pair(z, v)
-        _, a = project(pairs, values, WHOLE, impl=impl, in_place=True)
+        y, lse = flash_attention(q, k, v, mask, causal, scale)
+        z1, a = project(*pair(y, v), WHOLE, impl=impl, in_place=True)
+        z = z1.flatten(1, 2) if torch.compiler.is_compiling() else y
         ctx.save_for_backward(q, k, v, z, lse, a, mask)
         ctx.causal, ctx.scale, ctx.impl = causal, scale, impl
         return z
@@ -209,7 +219,7 @@ class _ExclusiveFlash(torch.autograd.Function):
     def backward(ctx: Any, gz: Tensor) -> tuple[Tensor | None, ...]:
         refuse_old_batching(gz)
         q, k, v, z, lse, a, mask = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_transformed(gz):
+        if differentiates_again(gz):
             grads = _differentiable_gradient(gz, q, k, v, mask, ctx.causal, ctx.scale)
             return *grads, None, None, None, None
         (z1, values), (gz1, _) = pair(z, v), pair(gz, v)

@@ -197,7 +197,8 @@ def no_self_attention(
     self_key = own_keys(q, k, causal=causal, mask=mask, self_key=self_key)
     inputs = [x for x in (q, k, v, mask) if x is not None]
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if not needs_gradient and self_key is None and has_flash(q, k, v, mask, dropout):
+    by_identity = not (needs_gradient or torch.compiler.is_compiling()) and self_key is None
+    if by_identity and has_flash(q, k, v, mask, dropout):
         q, k, v = autocast(q, k, v)
         return _no_self_by_identity(q, k, v, causal, mask, scale)
     others = hide_self(q, k, causal=causal, mask=mask, self_key=self_key)

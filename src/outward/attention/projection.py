@@ -42,6 +42,8 @@ def project(
     y: Tensor, v: Tensor, strength: Strength, *, impl: Impl, in_place: bool
 ) -> tuple[Tensor, Tensor]:
     """(z, a), with z in the place of y if asked for. Not differentiable."""
+    if torch.compiler.is_compiling():  # the compiler decides what is written where
+        return project_rows(y, v, strength)
     if impl == "compiled":
         inputs = y.detach(), v.detach(), _as_tensor(strength, y)
         return (
@@ -57,6 +59,8 @@ def gradient(
     gz: Tensor, z1: Tensor, a: Tensor, v: Tensor, strength: Strength, *, impl: Impl
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(gy, gv summed over the group, gα per row), in the types of gz, v and a. Not differentiable."""
+    if torch.compiler.is_compiling():
+        return gradient_summed(gz, z1, a, v, strength)
     if impl == "compiled":
         inputs = (x.detach() for x in (gz, z1, a, v))  # the compiler asks non-leaves for their .grad
         return compiled(gradient_summed)(*inputs, _as_tensor(strength, a))

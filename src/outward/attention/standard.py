@@ -118,7 +118,6 @@ def has_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
         and dropout == 0.0
         and q.numel() > 0
         and not (mask is not None and mask.requires_grad)
-        and not torch.compiler.is_compiling()
         and not is_transformed(q, k, v, mask)
     )
 
