@@ -69,6 +69,10 @@ def exclude_self(
     the token of y[:, :, i]. v may have fewer heads than y, each serving a group of consecutive ones.
     strength is α: a number, (head,), or (batch, head, token); all of the component goes without it.
 
+    impl="compiled" makes one kernel of the arithmetic by torch.compile. That needs a C++ compiler on
+    the CPU, and Triton on a GPU, and takes some seconds at the first call and for other lengths. In a
+    model that is compiled itself it makes no difference.
+
     v_i = 0 leaves y_i as it is; y_i equal to v_i gives exactly 0. NaN and infinity are refused on
     the CPU in eager mode; elsewhere they are not looked for, and make NaN of the tokens they touch.
     """
@@ -99,8 +103,9 @@ def exclusive_attention(
 ) -> Output:
     """z_i = y_i - (y_i·v̂_i) v̂_i, with y_i the output of standard attention (arXiv 2603.09078).
 
-    The options are those of `standard_attention`. With a cache, k and v hold more tokens than q:
-    say which key is each query's own by self_key, or by causal=True and a mask of one row per query.
+    The options are those of `standard_attention`; `impl` is that of `exclude_self`. With a cache, k
+    and v hold more tokens than q: say which key is each query's own by self_key, or by causal=True
+    and a mask of one row per query.
     """
     check_qkv(q, k, v, dropout)
     check_own_values(v)
@@ -114,6 +119,7 @@ def exclusive_attention(
 
 
 def check_impl(impl: str) -> None:
+    """One of the two, by name."""
     if impl not in get_args(Impl):
         raise ValueError(f"impl={impl!r}: it must be one of {', '.join(get_args(Impl))}.")
 
@@ -143,6 +149,7 @@ def pair(y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def group_strength(alpha: Tensor, pairs: Tensor) -> Tensor:
+    """The axes of `pair` for a strength of four axes."""
     if alpha.shape[1] == 1:
         return alpha.unsqueeze(1)
     return alpha.unflatten(1, pairs.shape[1:3])

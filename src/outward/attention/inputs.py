@@ -25,6 +25,7 @@ SELF_KEY_RULE = (
 
 
 def shapes(**tensors: Tensor) -> str:
+    """What the messages quote: name (shape), name (shape)."""
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
 
 
@@ -63,6 +64,7 @@ def check_own_values(v: Tensor) -> None:
 
 
 def check_heads(*, v: Tensor, **queries: Tensor) -> None:
+    """The heads of q (or y), named by its keyword, divide over those of v."""
     ((_, q),) = queries.items()
     heads, kv_heads = q.shape[1], v.shape[1]
     if kv_heads == 0 or heads % kv_heads:
