@@ -1,0 +1,177 @@
+"""How much attention hands each token back to itself, and why: every quantity per head and token.
+
+For one head: y_i what attention returned at token i, v_j the values, P_ij the weights, n_i how many
+keys token i sees, S_i the sum of the visible v_j, m_i = S_i / n_i their mean, and m⁻_i the mean of the
+*other* visible values.
+
+    self_weight          P_ii
+    self_weight_ratio    P_ii n_i: over the uniform weight of what is visible
+    self_similarity      cos(y_i, v_i): the bias
+    null_similarity      the mean over visible j≠i of cos(y_i, v_j): what any visible token would score
+    excess_similarity    self - null: the part that is about this token
+    self_part            P_ii |v_i| / |y_i|                          \\
+    common_part          (1 - P_ii) m⁻_i·v̂_i / |y_i|                 | sum to self_similarity, exactly
+    selective_part       the rest                                    /
+    context_part         common + selective: what the other tokens brought along v_i
+    centred_similarity   cos(y_i - m_i, v_i - m_i): without what all visible values share
+    removed_energy       cos²(y_i, v_i): the share of |y|² that the exclusive form takes out
+    sink_weight          P of the first token of the document
+    previous_weight      P_{i,i-1}
+
+and per head, over pairs of tokens of one document,
+
+    value_similarity     the mean over i≠j of cos(v_i, v_j) = (|Σ v̂|² - T) / (T (T - 1))
+
+Nothing is said of tokens that see only themselves: there y = v. They are counted apart.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from outward.attention.call import AttentionCall
+from outward.attention.visible import Visible, sums_of_visible, visible
+from outward.measures.weights import row_lse, weights_at
+
+PER_TOKEN = (
+    "self_weight",
+    "self_weight_ratio",
+    "self_similarity",
+    "null_similarity",
+    "excess_similarity",
+    "self_part",
+    "common_part",
+    "selective_part",
+    "context_part",
+    "centred_similarity",
+    "removed_energy",
+    "sink_weight",
+    "previous_weight",
+)
+PER_PAIR = ("value_similarity",)
+DEFAULT = (*PER_PAIR, *PER_TOKEN)
+
+# cos(y - m, v - m) divides by |y - m|, which is known to about eps |y|: below this share of |y|,
+# float32 leaves fewer than three digits of it, and nothing is said.
+CENTRED_FLOOR = 2.0**-13
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """The default measures of one call.
+
+    tokens: PER_TOKEN, in that order; centred_similarity is NaN where it is ill-conditioned.
+    kept: the tokens that count. Of centred_similarity, those that see three keys or more.
+    pairs: value_similarity of each document of each row, (document number in row, or one), NaN where
+        a document has fewer than two tokens.
+    """
+
+    tokens: Float[Tensor, "measure batch head query"]
+    kept: Bool[Tensor, "rows query"]
+    pairs: Float[Tensor, "batch head document"]
+    see: Visible
+
+
+def bias(call: AttentionCall, see: Visible | None = None) -> Bias:
+    """Every default measure of a call. `see` may be handed in where calls share a mask."""
+    see = visible(call) if see is None else see
+    own_v = _own_values(call, see)
+    P, sink, previous = _weights(call, see)
+    y = call.y
+    pairs = y.unflatten(1, (own_v.shape[1], -1))
+    rows = [
+        _of_heads(pairs[:, g], own_v[:, g : g + 1], call.v[:, g : g + 1], part, see)
+        for g, part in enumerate(P.unflatten(1, (own_v.shape[1], -1)).unbind(1))
+    ]
+    core = torch.cat(rows, dim=2)
+    tokens = torch.cat((core, sink[None], previous[None]))
+    return Bias(tokens, see.has_others, _value_similarity(call, see), see)
+
+
+def _own_values(call: AttentionCall, see: Visible) -> Tensor:
+    if call.self_key is None:
+        return call.v
+    index = see.own[:, None, :, None].expand(len(call.v), call.v.shape[1], -1, call.v.shape[3])
+    return call.v.gather(2, index)
+
+
+def _weights(call: AttentionCall, see: Visible) -> tuple[Tensor, Tensor, Tensor]:
+    lse = None if call.weights is not None else row_lse(call)
+    previous = torch.where(see.own > see.start, see.own - 1, -1)
+    return (
+        weights_at(call, see, see.own, lse),
+        weights_at(call, see, see.start, lse),
+        weights_at(call, see, previous, lse),
+    )
+
+
+def _of_heads(
+    y: Float[Tensor, "batch group query dim"],
+    own_v: Float[Tensor, "batch 1 query dim"],
+    v: Float[Tensor, "batch 1 key dim"],
+    P: Float[Tensor, "batch group query"],
+    see: Visible,
+) -> Float[Tensor, "measure batch group query"]:
+    """All but the last two measures, for the query heads that share one head of v."""
+    wide = torch.promote_types(y.dtype, torch.float32)
+    y, own_v, v = y.to(wide), own_v.to(wide), v.to(wide)
+    n = see.count[:, None].to(wide)
+    itself = see.sees_itself[:, None].to(wide)
+    others = (n - itself).clamp_min(1)
+
+    v_size = own_v.norm(dim=-1)
+    y_size = y.norm(dim=-1)
+    v_hat = _divide(v, v.norm(dim=-1)[..., None])
+    S = sums_of_visible(v, see)
+    directions = sums_of_visible(v_hat, see)
+
+    cosine = _divide((y * own_v).sum(dim=-1), y_size * v_size)
+    null = (_divide((y * directions).sum(dim=-1), y_size) - itself * cosine) / others
+    self_part = _divide(P * v_size, y_size)
+    common = (S * own_v).sum(dim=-1) - itself * v_size.square()
+    common_part = (1 - P) * _divide(common / others, v_size * y_size)
+    context_part = cosine - self_part
+
+    m = S / n.clamp_min(1)[..., None]
+    y_m, v_m = y - m, own_v - m
+    y_m_size = y_m.norm(dim=-1)
+    centred = (y_m * v_m).sum(dim=-1) / (y_m_size * v_m.norm(dim=-1))
+    unsure = (y_m_size < CENTRED_FLOOR * y_size) | (n < 3)
+    return torch.stack(
+        (
+            P,
+            P * n,
+            cosine,
+            null,
+            cosine - null,
+            self_part,
+            common_part,
+            context_part - common_part,
+            context_part,
+            centred.masked_fill(unsure, torch.nan),
+            cosine.square(),
+        )
+    )
+
+
+def _divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is 0: a vector of no length has no direction."""
+    return a / b.masked_fill(b == 0, torch.inf)
+
+
+def _value_similarity(call: AttentionCall, see: Visible) -> Tensor:
+    """Per document of each row, over all its valid tokens."""
+    wide = torch.promote_types(call.v.dtype, torch.float32)
+    own_v = _own_values(call, see).to(wide)
+    v_hat = _divide(own_v, own_v.norm(dim=-1, keepdim=True))
+    documents = int(see.document.max()) + 1
+    counted = F.one_hot(see.document, documents).to(wide) * see.valid[..., None]
+    T = counted.sum(dim=1)
+    sums = counted.mT[:, None] @ v_hat
+    square = sums.square().sum(dim=-1)
+    similarity = (square - T[:, None]) / (T * (T - 1))[:, None]
+    similarity = similarity.masked_fill((T < 2)[:, None], torch.nan)
+    return similarity.repeat_interleave(call.group, dim=1)

@@ -1,0 +1,307 @@
+"""capture(model): every self-attention call of a model, for the length of a `with` block."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from outward.attention.call import AttentionCall
+from outward.taps import interface
+from outward.taps.coverage import ModuleCoverage, Seen, coverage
+from outward.taps.crossing import crossing, has_cache
+from outward.taps.functions import WatchFunctions
+from outward.taps.kernels import FusedCall
+from outward.taps.layouts import (
+    NotMeasurable,
+    find_self_key,
+    four_axes,
+    four_axes_mask,
+    number_of_heads,
+)
+from outward.taps.transformers_call import from_interface
+
+Observer = Callable[[AttentionCall], None]
+
+
+def capture(model: nn.Module, observe: Observer | None = None) -> "Capture":
+    """Every self-attention call of `model` within the block, without changing what it returns.
+
+        with outward.capture(model) as calls:
+            model(**inputs)
+        for call in calls: ...
+
+    With `observe`, each call is handed to it as it happens and not kept: q, k, v and y of a long
+    text are large. Calls are seen in this thread; other models and threads are not disturbed.
+    """
+    return Capture(model, observe)
+
+
+class Capture(Sequence[AttentionCall]):
+    """The calls so far, in order, and what became of each attention module (`coverage`)."""
+
+    def __init__(self, model: nn.Module, observe: Observer | None) -> None:
+        refuse_compiled(model)
+        self.model, self._observe = model, observe
+        self.valid: Tensor | None = None
+        self._calls: list[AttentionCall] = []
+        self._names = {id(m): name for name, m in model.named_modules()}
+        self._layers: dict[tuple[str, int], int] = {}
+        self._seen = Seen()
+        self._running: list[_Run] = []
+        self._times: dict[str, int] = {}
+        self._given: dict[str, Any] = {}
+        self._thread = threading.get_ident()
+        self._functions: WatchFunctions | None = None
+        self._stack = ExitStack()
+        self.inside_interface = False
+
+    # ---- the calls
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._calls[index]
+
+    @property
+    def coverage(self) -> list[ModuleCoverage]:
+        """One row for each attention module of the model."""
+        return coverage(self.model, self._seen)
+
+    @property
+    def layers(self) -> list[str]:
+        """The module of each layer: a layer is one run of a module within one run of the model."""
+        return [name for name, _ in self._layers]
+
+    # ---- the block
+
+    def __enter__(self) -> "Capture":
+        self._thread = threading.get_ident()
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                for handle in self._hooks(module):
+                    stack.callback(handle.remove)
+            stack.enter_context(_not_compiled(self.model))
+            interface.listen(self)
+            stack.callback(interface.leave, self)
+            self._functions = stack.enter_context(WatchFunctions(self))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+        self._functions = None
+        self._running.clear()
+
+    def settle(self) -> None:
+        """Watch from here on only what the model was seen to use: cheaper, by a little.
+
+        Meant for after a first forward pass; a module that has not run yet is not seen.
+        """
+        tiers = set(self._seen.tiers.values())
+        if self._functions is not None and "softmax" not in tiers:
+            self._functions.follows_weights = False
+
+    def _hooks(self, module: nn.Module) -> list[RemovableHandle]:
+        return [
+            module.register_forward_pre_hook(self._begins, with_kwargs=True),
+            module.register_forward_hook(self._ends, always_call=True),
+        ]
+
+    def _begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if module is self.model:
+            self._running.clear()
+            self._times.clear()
+            self._given = kwargs
+        name = self._names[id(module)]
+        nth = self._times.get(name, 0)
+        self._times[name] = nth + 1
+        self._seen.called.add(name)
+        self._running.append(_Run(module, name, nth, args, kwargs))
+
+    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        while self._running and self._running.pop().module is not module:
+            pass  # modules that left by an exception
+        if self._functions is not None and not self._running:
+            self._functions.forget()
+
+    # ---- what the tiers tell
+
+    def listens_to(self, module: nn.Module) -> bool:
+        """Whether the module is of this model and runs in this thread."""
+        return id(module) in self._names and threading.get_ident() == self._thread
+
+    def is_listening(self) -> bool:
+        """Whether a module of this model is running, outside of what tier 1 sees."""
+        return bool(self._running) and not self.inside_interface
+
+    def interface_call(
+        self,
+        module: nn.Module,
+        inputs: tuple[Tensor, Tensor, Tensor, Any],
+        options: dict[str, Any],
+        result: tuple[Tensor, Tensor | None],
+        fused: list[FusedCall],
+    ) -> None:
+        """Tier 1."""
+        run = self._run_of(module)
+        crosses = crossing(run.module, run.args, run.kwargs)
+        cached = has_cache(run.module, run.args, run.kwargs)
+        self._emit(
+            run, "interface", crosses, lambda: from_interface(module, inputs, options, result, fused, cached)
+        )
+
+    def fused_call(self, call: FusedCall, *, crossing: str | None, added_keys: bool) -> None:
+        """Tier 2."""
+        run = self._running[-1]
+        crosses = crossing or _crossing(run)
+        cached = has_cache(run.module, run.args, run.kwargs)
+        self._emit(run, "torch", crosses, lambda: _from_fused(call, run, cached, added_keys))
+
+    def product(self, weights: Tensor, v: Tensor, y: Tensor) -> None:
+        """Tier 3."""
+        run = self._running[-1]
+        self._emit(run, "softmax", _crossing(run), lambda: _from_product(weights, v, y, run))
+
+    def _run_of(self, module: nn.Module) -> "_Run":
+        for run in reversed(self._running):
+            if run.module is module:
+                return run
+        return _Run(module, self._names[id(module)], 0, (), {})
+
+    def _emit(
+        self, run: "_Run", tier: str, crosses: str | None, read: Callable[[], dict[str, Any]]
+    ) -> None:
+        if crosses is not None:
+            self._seen.refused[run.name] = crosses
+            return
+        try:
+            found = read()
+        except NotMeasurable as error:
+            self._seen.refused[run.name] = str(error)
+            return
+        self._seen.tiers[run.name] = tier
+        layer = self._layers.setdefault((run.name, run.nth), len(self._layers))
+        valid = self._valid(run.name, found["y"])
+        call = AttentionCall(layer=layer, module=run.name, tier=tier, valid=valid, **found)
+        if self._observe is None:
+            self._calls.append(call)
+        else:
+            self._observe(call)
+
+
+    def _valid(self, name: str, y: Tensor) -> Tensor | None:
+        """Which tokens are no padding: what the caller says, or what the model was given."""
+        two_sided = any(given.startswith("decoder_") for given in self._given)
+        side = "decoder_attention_mask" if two_sided and "decoder" in name else "attention_mask"
+        masks = (self.valid, self._given.get(side))
+        for mask in masks:
+            if isinstance(mask, Tensor) and tuple(mask.shape) == (y.shape[0], y.shape[2]):
+                return mask.to(y.device).bool()
+        return None
+
+
+class _Run:
+    """One module while it runs: the nth time within this run of the model."""
+
+    def __init__(
+        self, module: nn.Module, name: str, nth: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.module, self.name, self.nth, self.args, self.kwargs = module, name, nth, args, kwargs
+
+
+def _crossing(run: _Run) -> str | None:
+    return crossing(run.module, run.args, run.kwargs)
+
+
+def _from_fused(call: FusedCall, run: _Run, cached: bool, added_keys: bool) -> dict[str, Any]:
+    leads = tuple(call.q.shape[:-2])
+    heads = number_of_heads(run.module)
+    q, k, v, y = (four_axes(x, heads) for x in (call.q, call.k, call.v, call.y))
+    mask = four_axes_mask(call.mask, q, leads)
+    if added_keys:
+        own = torch.arange(q.shape[2], device=q.device)
+    else:
+        own = find_self_key(q, v, mask, cached=cached)
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "y": y,
+        "scale": call.scale,
+        "causal": call.causal,
+        "mask": mask,
+        "self_key": own,
+        "lse": None if call.lse is None else call.lse.reshape(y.shape[:3]),
+    }
+
+
+def _from_product(weights: Tensor, v: Tensor, y: Tensor, run: _Run) -> dict[str, Any]:
+    heads = number_of_heads(run.module)
+    tokens = _tokens_of(run)
+    if tokens is not None and y.shape[-1] == tokens and weights.shape[-1] != tokens:
+        raise NotMeasurable("its softmax is over channels, not over keys")
+    P, v, y = (four_axes(x, heads) for x in (weights, v, y))
+    if P.shape[-1] != v.shape[-2] or P.shape[0] != y.shape[0]:
+        raise NotMeasurable(f"weights {tuple(weights.shape)} and values {tuple(v.shape)} do not pair up")
+    if P.shape[-2] != P.shape[-1]:
+        raise NotMeasurable(
+            f"{P.shape[-2]} queries and {P.shape[-1]} keys: the query tokens are not the key tokens"
+        )
+    # No mask was seen. A hidden key has a weight of exactly 0 in every head; one that is seen, in
+    # float32, only if its score is 100 below the highest in every head.
+    seen = (P > 0).any(dim=1, keepdim=True)
+    mask = None if seen.all() else seen
+    return {"v": v.expand(*P.shape[:2], -1, -1), "y": y, "weights": P, "mask": mask}
+
+
+def _tokens_of(run: _Run) -> int | None:
+    """How many tokens the module was given, if its first input has the axes (batch, token, dim)."""
+    for x in (*run.args, *run.kwargs.values()):
+        if isinstance(x, Tensor) and x.is_floating_point():
+            if x.ndim == 3:
+                return x.shape[1]
+            return x.shape[2] * x.shape[3] if x.ndim == 4 else None
+    return None
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """The compiler takes the calls away before anybody can see them."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod"):
+            where = f"its module {name!r}" if name else "the model"
+            raise ValueError(
+                f"{where} is wrapped by torch.compile, and a compiled model shows no attention calls: "
+                "capture the original, which is its _orig_mod; the weights are the same."
+            )
+
+
+class _not_compiled:
+    """Models compiled in place (`model.compile()`) run as they were written, for the duration."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [m for m in model.modules() if m._compiled_call_impl is not None]
+        self._calls = [m._compiled_call_impl for m in self._modules]
+
+    def __enter__(self) -> None:
+        for module in self._modules:
+            module._compiled_call_impl = None
+
+    def __exit__(self, *error: object) -> None:
+        for module, call in zip(self._modules, self._calls, strict=True):
+            module._compiled_call_impl = call
+

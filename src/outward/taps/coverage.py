@@ -1,0 +1,65 @@
+"""Every attention module of a model: captured, or refused and why."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ModuleCoverage:
+    """What became of one attention module."""
+
+    module: str
+    kind: str
+    status: Literal["captured", "refused", "not called"]
+    tier: str | None = None
+    reason: str | None = None
+
+
+@dataclass
+class Seen:
+    """What a capture saw of modules, by name."""
+
+    called: set[str] = field(default_factory=set)
+    tiers: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+NO_SOFTMAX = (
+    "it ran, and no softmax over keys was seen to meet values: other attention than softmax over "
+    "keys, or written in a way that the taps do not know"
+)
+
+
+def coverage(model: nn.Module, seen: Seen) -> list[ModuleCoverage]:
+    """One row for each innermost module that calls itself attention, or was seen to be one."""
+    named = {name: type(m).__name__ for name, m in model.named_modules()}
+    attention = [n for n in named if is_attention(named[n])]
+    rows = []
+    for name in named:
+        if name in seen.tiers:
+            rows.append(ModuleCoverage(name, named[name], "captured", seen.tiers[name]))
+        elif name in seen.refused:
+            rows.append(ModuleCoverage(name, named[name], "refused", None, seen.refused[name]))
+        elif name in attention and not _stands_for_another(name, attention, seen):
+            called = name in seen.called
+            reason = NO_SOFTMAX if called else "it did not run"
+            status: Literal["refused", "not called"] = "refused" if called else "not called"
+            rows.append(ModuleCoverage(name, named[name], status, None, reason))
+    return rows
+
+
+def is_attention(kind: str) -> bool:
+    """Whether the name of a class says attention, and not a part or an ornament of it."""
+    lowered = kind.lower()
+    says_so = "attention" in lowered or "attn" in lowered
+    parts = ("output", "mask", "norm", "dropout", "pool", "embedding", "bias", "block", "layer", "gate")
+    return says_so and not any(lowered.endswith(p) for p in parts)
+
+
+def _stands_for_another(name: str, attention: list[str], seen: Seen) -> bool:
+    """A shell around attention, or a part of it: the one inside or outside speaks for it."""
+    inner = [n for n in (*attention, *seen.tiers, *seen.refused) if n.startswith(f"{name}.")]
+    outer = [n for n in (*seen.tiers, *seen.refused) if name.startswith(f"{n}.")]
+    return bool(inner or outer)

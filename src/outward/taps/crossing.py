@@ -1,0 +1,62 @@
+"""Whether keys come from other tokens than queries: from what a module was given, never from shapes."""
+
+import inspect
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# What attention modules call the states of other tokens, where they take both.
+_OTHERS = (
+    "key_value_states",
+    "encoder_hidden_states",
+    "encoder_states",
+    "encoder_outputs",
+    "cross_attention_states",
+    "cross_states",
+    "memory",
+    "context",
+    "xa",
+    "inputs",
+    "kv_states",
+    "image_hidden_states",
+)
+_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache", "past", "mems")
+
+
+def crossing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Why this is cross-attention, or None."""
+    kind = type(module).__name__
+    if "CrossAttention" in kind or getattr(module, "is_cross_attention", False) is True:
+        return f"cross-attention ({kind})"
+    given = _by_name(module, args, kwargs)
+    queries = next((x for x in given.values() if isinstance(x, Tensor)), None)
+    for name in _OTHERS:
+        other = given.get(name)
+        if isinstance(other, Tensor) and other is not queries:
+            return f"cross-attention (keys from {name})"
+    return None
+
+
+def has_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether keys of earlier tokens came from a cache."""
+    given = _by_name(module, args, kwargs)
+    return any(given.get(name) is not None for name in _CACHES)
+
+
+def same_tokens(a: Tensor, b: Tensor) -> bool:
+    """Whether two inputs of attention are the same states, by identity or by value."""
+    return a is b or (a.shape == b.shape and torch.equal(a, b))
+
+
+def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = _parameters(type(module))
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+@lru_cache(maxsize=None)
+def _parameters(kind: type[nn.Module]) -> tuple[str, ...]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = inspect.signature(kind.forward).parameters.values()
+    return tuple(p.name for p in found if p.kind in positional)[1:]
