@@ -5,6 +5,7 @@ safetensors and gguf; code that comes with a checkpoint is never run.
 """
 
 import pickle
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
@@ -41,12 +43,15 @@ UNSAID = 10**9  # tokenizers without a limit say 10**30
 BROKEN = (
     OSError,
     ValueError,
+    TypeError,
     RuntimeError,
-    KeyError,
+    LookupError,
     AttributeError,
     ImportError,
     SafetensorError,
     pickle.UnpicklingError,
+    struct.error,
+    StrictDataclassError,
 )
 
 
@@ -72,9 +77,7 @@ def load_repository(name: str, options: Options) -> Loaded:
     return load_folder(name, folder, options, {"revision": commit})
 
 
-def load_folder(
-    name: str, folder: Path, options: Options, identity: Identity | None = None
-) -> Loaded:
+def load_folder(name: str, folder: Path, options: Options, identity: Identity | None = None) -> Loaded:
     """A folder as save_pretrained leaves it."""
     if not (folder / "config.json").is_file():
         raise SourceError(f"{name} is no model's folder: it has no config.json.")
@@ -100,7 +103,7 @@ def load_gguf(name: str, path: Path, options: Options) -> Loaded:
     auto = transformers.AutoModelForCausalLM
     with quiet(), explained(name):
         if options.seed is None:
-            model = auto.from_pretrained(**place, dtype=options.dtype)
+            model: nn.Module = auto.from_pretrained(**place, dtype=options.dtype)
         else:
             model = _fresh(auto, transformers.AutoConfig.from_pretrained(**place), options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
@@ -159,8 +162,8 @@ def _weights(name: str, folder: Path, options: Options) -> list[Path]:
     pickles = sorted(path for pattern in PICKLES for path in folder.glob(pattern))
     if pickles and not options.allow_pickle:
         raise SourceError(
-            f"{name} has its weights only as a pickle ({pickles[0].name}), which can carry code: convert "
-            "it to safetensors, or allow it with --allow-pickle."
+            f"{name} has its weights only as a pickle ({pickles[0].name}), which can carry code: "
+            "convert it to safetensors, or allow it with --allow-pickle."
         )
     if not pickles:
         raise SourceError(f"{name} holds no weights: model.safetensors is missing.")
@@ -170,7 +173,12 @@ def _weights(name: str, folder: Path, options: Options) -> list[Path]:
 def _read(name: str, made_of: Any, folder: Path, config: Any, options: Options) -> nn.Module:
     remote = {"trust_remote_code": False, "local_files_only": True}
     model, info = made_of.from_pretrained(
-        folder, config=config, dtype=options.dtype, output_loading_info=True, weights_only=True, **remote
+        folder,
+        config=config,
+        dtype=options.dtype,
+        output_loading_info=True,
+        weights_only=True,
+        **remote,
     )
     body = _body(model)
     inside = {id(p) for p in body.parameters()}
@@ -184,7 +192,7 @@ def _read(name: str, made_of: Any, folder: Path, config: Any, options: Options) 
     return model
 
 
-def _body(model: nn.Module) -> nn.Module:
+def _body(model: Any) -> nn.Module:
     if hasattr(model, "logit_scale") and hasattr(model, "vision_model"):
         return model.vision_model  # of two towers side by side, as in CLIP, one is run
     body = getattr(model, "base_model", model)

@@ -11,9 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-from pyarrow.parquet import ParquetFile
-
 from outward.sources.errors import SourceError, first_line, require
 from outward.sources.files import files_in
 
@@ -73,7 +70,8 @@ def text_pieces(path: Path) -> Iterator[str]:
                 yield piece
         except UnicodeDecodeError as error:
             raise UnreadableError(
-                f"{path.name} is not UTF-8 ({first_line(error)}): what follows is not read. Save it as UTF-8."
+                f"{path.name} is not UTF-8 ({first_line(error)}): save it as UTF-8 to have "
+                "what follows read."
             ) from error
 
 
@@ -111,10 +109,13 @@ def _json_rows(path: Path, skipped: list[str]) -> Iterator[tuple[int, dict[str, 
 
 
 def _parquet_rows(path: Path, field: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # they have no types
     try:
-        file = ParquetFile(path)
+        file = parquet.ParquetFile(path)
         columns = [name for name in file.schema_arrow.names if name == (field or DEFAULT_FIELD)]
-        rows = (row for batch in file.iter_batches(64, columns=columns or None) for row in batch.to_pylist())
+        rows = (
+            row for batch in file.iter_batches(64, columns=columns or None) for row in batch.to_pylist()
+        )
         yield from enumerate(rows, start=1)
     except pyarrow.ArrowException as error:
         raise SourceError(f"{path.name} is no Parquet file: {first_line(error)}") from error

@@ -10,7 +10,7 @@ from torch import nn
 
 from outward.sources.errors import SourceError
 from outward.sources.files import digest
-from outward.sources.source import Loaded, Options
+from outward.sources.source import Identity, Loaded, Options
 
 
 def load_function(name: str, options: Options) -> Loaded:
@@ -29,7 +29,7 @@ def load_function(name: str, options: Options) -> Loaded:
             f"{name} returned {type(made).__name__}: it must return a torch.nn.Module, or "
             "(module, tokenizer or processor)."
         )
-    identity = {"code_sha256": digest([(path.name, path)])}
+    identity: Identity = {"code_sha256": digest([(path.name, path)])}
     return Loaded(model, _body(model), processor, identity, _max_length(model, processor))
 
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
 from outward.sources.errors import SourceError, first_line
 
 SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 SAFE_WEIGHTS = ["model.safetensors", "model-*.safetensors"]
 PICKLED_WEIGHTS = ["pytorch_model.bin", "pytorch_model-*.bin"]
+HUB_ERRORS = (OSError, ValueError, HTTPError)
 
 
 def fetch(repository: str, revision: str | None, patterns: list[str]) -> tuple[Path, str]:
@@ -21,7 +23,7 @@ def fetch(repository: str, revision: str | None, patterns: list[str]) -> tuple[P
         folder = huggingface_hub.snapshot_download(
             repository, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
         )
-    except (OSError, ValueError, hub_errors.HTTPError) as error:
+    except HUB_ERRORS as error:
         raise _explained(repository, revision, error) from error
     return Path(folder), Path(folder).name
 
@@ -29,7 +31,8 @@ def fetch(repository: str, revision: str | None, patterns: list[str]) -> tuple[P
 def _explained(repository: str, revision: str | None, error: Exception) -> SourceError:
     if isinstance(error, hub_errors.GatedRepoError):
         return SourceError(
-            f"{repository} is gated: accept its terms on its page, log in with `hf auth login`, try again."
+            f"{repository} is gated: accept its terms on its page, log in with `hf auth login`, "
+            "and try again."
         )
     if isinstance(error, hub_errors.RepositoryNotFoundError):
         return SourceError(
@@ -38,7 +41,7 @@ def _explained(repository: str, revision: str | None, error: Exception) -> Sourc
         )
     if isinstance(error, hub_errors.RevisionNotFoundError):
         return SourceError(
-            f"{repository} has no revision {revision!r}: give a branch, tag or commit of it after the @."
+            f"{repository} has no revision {revision!r}: after the @ comes a branch, tag or commit."
         )
     if isinstance(error, hub_errors.HFValidationError):
         return SourceError(f"{repository!r} is neither a local path nor a name on the hub (ORG/NAME).")

@@ -10,7 +10,7 @@ import torch
 from outward.sources.checkpoints import load_demo, load_folder, load_gguf, load_repository
 from outward.sources.errors import SourceError, first_line
 from outward.sources.functions import load_function
-from outward.sources.source import Loaded, Options, Source, kind_of
+from outward.sources.source import Identity, Loaded, Options, Source, kind_of
 from outward.sources.vision_models import load_open_clip, load_timm
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -54,6 +54,8 @@ def load_model(
 def _loader(name: str) -> Callable[[Options], Loaded]:
     """The loader that a name asks for."""
     path = Path(name).expanduser()
+    if not name.strip():
+        raise SourceError(f"The name of the model is empty. A model is one of: {NAMES}.")
     if name in ("smollm2", "minilm"):
         return partial(load_demo, name)
     if name.startswith("timm/"):
@@ -77,18 +79,19 @@ def _refuse_paths(name: str, path: Path) -> None:
     before, at, _ = name.rpartition("@")
     if at and Path(before).expanduser().is_dir():
         raise SourceError(f"{name}: a local folder has no revisions; leave out what follows the @.")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name.strip():
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise SourceError(f"{name}: there is no such file or folder. A model is one of: {NAMES}.")
 
 
 def _device(device: str) -> torch.device:
     if device == "auto":
-        found = torch.accelerator.is_available()
-        return torch.accelerator.current_accelerator() or torch.device("cpu") if found else torch.device("cpu")
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         return torch.device(device)
     except RuntimeError as error:
-        raise SourceError(f"device {device!r} is none that torch knows; give auto, cpu or cuda.") from error
+        raise SourceError(
+            f"device {device!r} is none that torch knows; give auto, cpu or cuda."
+        ) from error
 
 
 def _move(name: str, loaded: Loaded, device: torch.device, dtype: str) -> None:
@@ -103,7 +106,7 @@ def _move(name: str, loaded: Loaded, device: torch.device, dtype: str) -> None:
 def _identified(name: str, loaded: Loaded) -> Loaded:
     """With what every model has: its class, its size, its type."""
     parameters = list(loaded.model.parameters())
-    common = {
+    common: Identity = {
         "id": name,
         "class": type(loaded.model).__name__,
         "parameters": sum(p.numel() for p in parameters),

@@ -4,11 +4,11 @@ import hashlib
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub import errors as hub_errors
 
 from outward.sources.documents import default_text
 from outward.sources.errors import SourceError, first_line
 from outward.sources.files import digest, members
+from outward.sources.hub import HUB_ERRORS
 from outward.sources.source import Kind
 
 NOTES = {
@@ -55,5 +55,5 @@ def _commit(data: str) -> str:
     repository = data.removeprefix("hf:").partition(":")[0].partition("#")[0]
     try:
         return huggingface_hub.HfApi().dataset_info(repository).sha or ""
-    except (OSError, ValueError, hub_errors.HTTPError) as error:
+    except HUB_ERRORS as error:
         raise SourceError(f"{data} cannot be reached: {first_line(error)}") from error

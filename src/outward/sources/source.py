@@ -63,7 +63,7 @@ class Loaded:
 
 
 def kind_of(name: str, loaded: Loaded) -> Kind:
-    """What the model takes: by the name of its main input, else by its processor, else by its layers."""
+    """What the model takes: by the name of its main input, else its processor, else its layers."""
     main = getattr(loaded.body, "main_input_name", None)
     if main is not None:
         if main not in KIND_OF_INPUT:
@@ -75,7 +75,9 @@ def kind_of(name: str, loaded: Loaded) -> Kind:
         return "audio"
     if hasattr(loaded.processor, "encode"):
         return "text"
-    is_image = loaded.processor is not None or any(isinstance(m, nn.Conv2d) for m in loaded.body.modules())
+    is_image = loaded.processor is not None or any(
+        isinstance(m, nn.Conv2d) for m in loaded.body.modules()
+    )
     return "image" if is_image else "text"
 
 
@@ -92,7 +94,10 @@ def weights_identity(files: list[Path]) -> Identity:
     size = sum(path.stat().st_size for path in files)
     if size > HASHED_BYTES:
         return {"weights_bytes": size}
-    return {"weights_bytes": size, "weights_sha256": digest((path.name, path) for path in sorted(files))}
+    return {
+        "weights_bytes": size,
+        "weights_sha256": digest((path.name, path) for path in sorted(files)),
+    }
 
 
 def random_identity(seed: int) -> Identity:

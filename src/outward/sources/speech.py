@@ -35,7 +35,7 @@ def sound_batches(
     source: Source,
     data: str | Path | None,
     *,
-    length: float,
+    length: int | float,
     samples: int,
     batch: int,
     seed: int,
@@ -48,9 +48,7 @@ def sound_batches(
     left_out = skipped if skipped is not None else []
     rate = _rate(source)
     if data is None:
-        sounds = (
-            Sound(f"generated-{i}", 0, generated_sound(length, rate, i, seed=seed)) for i in range(samples)
-        )
+        sounds = _generated(rate, length, samples, seed)
     else:
         sounds = _read(data, rate, length, left_out)
     nothing = f"{data} holds no sound that can be read (wav, flac, ogg; {SHORTEST} s or more)."
@@ -60,7 +58,7 @@ def sound_batches(
         yield _batch(source, group)
 
 
-def generated_sound(length: float, rate: int, index: int, *, seed: int) -> Float[Tensor, " time"]:
+def generated_sound(length: int | float, rate: int, index: int, *, seed: int) -> Float[Tensor, " time"]:
     """In turn a sweep, a harmonic tone with vibrato, and bursts of noise; within -1 and 1."""
     draw = torch.Generator().manual_seed(seed * 2**20 + index)
     a, b, c = torch.rand(3, generator=draw, dtype=torch.float64)
@@ -101,7 +99,12 @@ def _read_wav(path: Path) -> tuple[Float[Tensor, " time"], int]:
     return torch.from_numpy(samples.reshape(-1, channels)).mean(dim=1), rate
 
 
-def _read(data: str | Path, rate: int, length: float, skipped: list[str]) -> Iterator[Sound]:
+def _generated(rate: int, length: int | float, samples: int, seed: int) -> Iterator[Sound]:
+    for index in range(samples):
+        yield Sound(f"generated-{index}", 0, generated_sound(length, rate, index, seed=seed))
+
+
+def _read(data: str | Path, rate: int, length: int | float, skipped: list[str]) -> Iterator[Sound]:
     """The windows of every recording in a folder."""
     folder = Path(data).expanduser()
     if not folder.is_dir():
@@ -131,7 +134,8 @@ def _rate(source: Source) -> int:
     rate = getattr(source.processor, "sampling_rate", None)
     if not isinstance(rate, int):
         raise SourceError(
-            f"{source.name} states no sampling rate: its function must return (module, feature extractor)."
+            f"{source.name} states no sampling rate: its function must return (module, feature "
+            "extractor)."
         )
     return rate
 

@@ -18,13 +18,15 @@ from outward.sources.errors import SourceError
 SpecialTokens = Literal["auto", "never"]
 Encode = Callable[[str], list[int]]
 LEAST = 2  # a token alone has no others to attend to
-SEAMS = (re.compile(r"(?<=\S) (?=\S)"), re.compile(r"(?<=\S)\s(?=\S)"))
+SEAMS = (re.compile(r".*\S( )\S", re.DOTALL), re.compile(r".*\S(\s)\S", re.DOTALL))
 
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive tokens of one document; index counts its windows. special: how many of the
-    tokens, first and last, the tokenizer put around the text."""
+    """Consecutive tokens of one document, whose windows index counts.
+
+    special: how many of the tokens, first and last, the tokenizer put around the text.
+    """
 
     document: str
     index: int
@@ -49,10 +51,12 @@ def text_windows(
     """
     left_out = skipped if skipped is not None else []
     cutter = _Cutter(encoder(tokenizer), length, *_around(tokenizer, special_tokens))
-    if samples < 1 or cutter.size < 1 or length < LEAST:
+    if samples < 1:
+        raise SourceError(f"samples {samples}: it must be at least 1.")
+    if length < cutter.least:
         raise SourceError(
-            f"length {length}, samples {samples}: at least one window, of {cutter.least} tokens or more "
-            f"({cutter.least - 1} special ones or others beside one), is needed: a token alone has no others."
+            f"length {length}: a window needs at least {cutter.least} tokens here, of them "
+            f"{length - cutter.size} that the tokenizer adds. A token alone has no others to attend to."
         )
     windows = chain.from_iterable(
         _windows(document, cutter, left_out, must=is_one_document(data))
@@ -204,8 +208,8 @@ def _encoded(text: str, encode: Encode) -> list[int]:
 def _last_seam(text: str) -> int:
     """Where the last space between two words is; without any, where the text ends."""
     for seam in SEAMS:
-        if found := list(seam.finditer(text)):
-            return found[-1].start()
+        if found := seam.match(text):
+            return found.start(1)
     return len(text)
 
 

@@ -1,5 +1,8 @@
 """timm and open_clip models, their weights from safetensors."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -44,7 +47,7 @@ def load_open_clip(name: str, options: Options) -> Loaded:
     path, identity = None, random_identity(options.seed or 0)
     if weights and options.seed is None:
         path, identity = _open_clip_weights(name, weights, tag, options)
-    with explained(name), seeded(options.seed or 0):
+    with explained(name), seeded(options.seed or 0), _unlogged():
         model, _, transform = open_clip.create_model_and_transforms(
             architecture,
             pretrained=str(path) if path is not None else None,
@@ -53,6 +56,17 @@ def load_open_clip(name: str, options: Options) -> Loaded:
             **{f"image_{key}": tag.get(key) for key in ("mean", "std", "interpolation", "resize_mode")},
         )
     return Loaded(model, model.visual, transform, identity)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """open_clip warns of fresh weights, which are meant; with no handler, that would set up logging."""
+    handler = logging.NullHandler()
+    logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
 
 
 def _timm_weights(timm: Any, name: str, architecture: str) -> tuple[Path, Identity]:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 BINS = 128
 Kind = Literal["cosine", "share", "weight", "ratio", "signed"]
@@ -34,6 +36,20 @@ def edges(kind: Kind) -> Cells:
     inner = np.exp(low + (high - low) * t)
     inner[0] = 0.0
     return inner
+
+
+def unit_places(x: Tensor, kind: Kind, *, out: Tensor) -> None:
+    """Where numbers lie in the bins of their kind, from 0 to 1: `edges`, the other way round."""
+    if kind == "cosine":
+        torch.add(x, 1, out=out).mul_(0.5)
+    elif kind == "share":
+        out.copy_(x)
+    elif kind == "signed":
+        small, large = _SIGNED
+        torch.asinh(x / small, out=out).mul_(0.5 / np.arcsinh(large / small)).add_(0.5)
+    else:
+        low, high = np.log(_LOG_RANGE[kind])
+        torch.log(x, out=out).sub_(low).div_(high - low)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """Count, mean, squared deviation, least and greatest: any number of cells, merged exactly."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +48,19 @@ class Moments:
 
     def over(self, axis: int) -> "Moments":
         """The cells along an axis together, in order."""
-        parts = [Moments(*(np.take(x, i, axis) for x in self._fields())) for i in range(self.count.shape[axis])]
-        merged = Moments.empty(parts[0].count.shape) if parts else Moments.empty(())
-        for part in parts:
-            merged = merged.merge(part)
+        merged = Moments.empty(self.count.take(0, axis).shape)
+        for i in range(self.count.shape[axis]):
+            merged = merged.merge(Moments(*(x.take(i, axis) for x in self._fields())))
         return merged
+
+    def at(self, index: Any) -> "Moments":
+        """Some of the cells."""
+        return Moments(*(x[index] for x in self._fields()))
+
+    def beside(self, other: "Moments") -> "Moments":
+        """More cells, along the last axis."""
+        both = zip(self._fields(), other._fields(), strict=True)
+        return Moments(*(np.concatenate(pair, axis=-1) for pair in both))
 
     def value(self) -> dict[str, Cells]:
         """n, mean, std (of a population), min and max; NaN in cells of nothing."""

@@ -58,7 +58,7 @@ class Capture(Sequence[AttentionCall]):
         self._thread = threading.get_ident()
         self._functions: WatchFunctions | None = None
         self._stack = ExitStack()
-        self.inside_interface = False
+        self.inside_interface = self._observing = False
 
     # ---- the calls
 
@@ -147,7 +147,7 @@ class Capture(Sequence[AttentionCall]):
 
     def is_listening(self) -> bool:
         """Whether a module of this model is running, outside of what tier 1 sees."""
-        return bool(self._running) and not self.inside_interface
+        return bool(self._running) and not self.inside_interface and not self._observing
 
     def interface_call(
         self,
@@ -162,7 +162,10 @@ class Capture(Sequence[AttentionCall]):
         crosses = crossing(run.module, run.args, run.kwargs)
         cached = has_cache(run.module, run.args, run.kwargs)
         self._emit(
-            run, "interface", crosses, lambda: from_interface(module, inputs, options, result, fused, cached)
+            run,
+            "interface",
+            crosses,
+            lambda: from_interface(module, inputs, options, result, fused, cached),
         )
 
     def fused_call(self, call: FusedCall, *, crossing: str | None, added_keys: bool) -> None:
@@ -176,6 +179,10 @@ class Capture(Sequence[AttentionCall]):
         """Tier 3."""
         run = self._running[-1]
         self._emit(run, "softmax", _crossing(run), lambda: _from_product(weights, v, y, run))
+
+    def operation(self, name: str) -> None:
+        """What else a module does, for the reason why nothing came of it."""
+        self._seen.operations.setdefault(self._running[-1].name, set()).add(name)
 
     def _run_of(self, module: nn.Module) -> "_Run":
         for run in reversed(self._running):
@@ -200,9 +207,12 @@ class Capture(Sequence[AttentionCall]):
         call = AttentionCall(layer=layer, module=run.name, tier=tier, valid=valid, **found)
         if self._observe is None:
             self._calls.append(call)
-        else:
+            return
+        self._observing = True  # what the observer computes is not the model's
+        try:
             self._observe(call)
-
+        finally:
+            self._observing = False
 
     def _valid(self, name: str, y: Tensor) -> Tensor | None:
         """Which tokens are no padding: what the caller says, or what the model was given."""
@@ -257,14 +267,17 @@ def _from_product(weights: Tensor, v: Tensor, y: Tensor, run: _Run) -> dict[str,
         raise NotMeasurable("its softmax is over channels, not over keys")
     P, v, y = (four_axes(x, heads) for x in (weights, v, y))
     if P.shape[-1] != v.shape[-2] or P.shape[0] != y.shape[0]:
-        raise NotMeasurable(f"weights {tuple(weights.shape)} and values {tuple(v.shape)} do not pair up")
+        raise NotMeasurable(
+            f"weights {tuple(weights.shape)} and values {tuple(v.shape)} do not pair up"
+        )
     if P.shape[-2] != P.shape[-1]:
         raise NotMeasurable(
             f"{P.shape[-2]} queries and {P.shape[-1]} keys: the query tokens are not the key tokens"
         )
-    # No mask was seen. A hidden key has a weight of exactly 0 in every head; one that is seen, in
-    # float32, only if its score is 100 below the highest in every head.
-    seen = (P > 0).any(dim=1, keepdim=True)
+    # No mask was seen. Masks that add -inf, finfo.min or -100 leave weights of 0 or below float32's
+    # smallest normal number in every head; a key that is seen, only if its score is 87 below the
+    # highest in every head.
+    seen = (P >= 2.0**-126).any(dim=1, keepdim=True)
     mask = None if seen.all() else seen
     return {"v": v.expand(*P.shape[:2], -1, -1), "y": y, "weights": P, "mask": mask}
 
@@ -304,4 +317,3 @@ class _not_compiled:
     def __exit__(self, *error: object) -> None:
         for module, call in zip(self._modules, self._calls, strict=True):
             module._compiled_call_impl = call
-

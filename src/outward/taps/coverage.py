@@ -24,11 +24,11 @@ class Seen:
     called: set[str] = field(default_factory=set)
     tiers: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    operations: dict[str, set[str]] = field(default_factory=dict)
 
 
-NO_SOFTMAX = (
-    "it ran, and no softmax over keys was seen to meet values: other attention than softmax over "
-    "keys, or written in a way that the taps do not know"
+NOT_FOLLOWED = (
+    "a softmax ran in it and was not seen to meet values: written in a way that the taps do not know"
 )
 
 
@@ -44,7 +44,7 @@ def coverage(model: nn.Module, seen: Seen) -> list[ModuleCoverage]:
             rows.append(ModuleCoverage(name, named[name], "refused", None, seen.refused[name]))
         elif name in attention and not _stands_for_another(name, attention, seen):
             called = name in seen.called
-            reason = NO_SOFTMAX if called else "it did not run"
+            reason = _without_product(_operations(name, seen)) if called else "it did not run"
             status: Literal["refused", "not called"] = "refused" if called else "not called"
             rows.append(ModuleCoverage(name, named[name], status, None, reason))
     return rows
@@ -63,3 +63,21 @@ def _stands_for_another(name: str, attention: list[str], seen: Seen) -> bool:
     inner = [n for n in (*attention, *seen.tiers, *seen.refused) if n.startswith(f"{name}.")]
     outer = [n for n in (*seen.tiers, *seen.refused) if name.startswith(f"{n}.")]
     return bool(inner or outer)
+
+
+def _operations(name: str, seen: Seen) -> set[str]:
+    """What was seen to run in a module and in those inside."""
+    inside = [found for n, found in seen.operations.items() if f"{n}.".startswith(f"{name}.")]
+    return set().union(*inside)
+
+
+def _without_product(operations: set[str]) -> str:
+    """Why no call came of a module that ran."""
+    if "grid_sample" in operations:
+        return (
+            "deformable attention: its values are sampled between tokens (grid_sample), and are no keys"
+        )
+    if "softmax" in operations:
+        return NOT_FOLLOWED
+    mixing = ", ".join(sorted(operations)) or "nothing that the taps know"
+    return f"no softmax ran in it: it mixes tokens by {mixing}"

@@ -31,7 +31,27 @@ class Listener(Protocol):
     def product(self, weights: Tensor, v: Tensor, y: Tensor) -> None:
         """Told of weights times values."""
 
+    def operation(self, name: str) -> None:
+        """Told that the running module mixes tokens by this, for the reason of a refusal."""
 
+
+# What a module that is called attention may do instead, or in ways that are not followed.
+_MIXING = (
+    {f: "softmax" for f in (torch.softmax, Tensor.softmax, F.softmax, F.log_softmax)}
+    | {
+        F.grid_sample: "grid_sample",
+        torch.einsum: "einsum",
+        torch.cumsum: "cumsum",
+        Tensor.cumsum: "cumsum",
+    }
+    | {f: "a product" for f in (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)}
+    | {f: "a convolution" for f in (F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d)}
+    | {
+        f: "a Fourier transform"
+        for f in (torch.fft.fft, torch.fft.rfft, torch.fft.fftn, torch.fft.rfft2)
+    }
+    | {f: "a mean" for f in (torch.mean, Tensor.mean, F.avg_pool2d, F.adaptive_avg_pool2d)}
+)
 _SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
 _MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 # What may stand between a softmax and its product without being anything but weights.
@@ -66,7 +86,14 @@ _KEEP = {
     Tensor.nan_to_num,
     torch.where,
 }
-_TURN = {torch.transpose, Tensor.transpose, Tensor.swapaxes, Tensor.swapdims, Tensor.permute, torch.permute}
+_TURN = {
+    torch.transpose,
+    Tensor.transpose,
+    Tensor.swapaxes,
+    Tensor.swapdims,
+    Tensor.permute,
+    torch.permute,
+}
 
 
 class WatchFunctions(TorchFunctionMode):
@@ -97,6 +124,8 @@ class WatchFunctions(TorchFunctionMode):
             return self._multi_head(func, args, kwargs)
         result = func(*args, **kwargs)
         if self.follows_weights:
+            if func in _MIXING:
+                self.listener.operation(_MIXING[func])
             self._follow(func, args, kwargs, result)
         return result
 
@@ -120,9 +149,7 @@ class WatchFunctions(TorchFunctionMode):
 
     # ---- tier 3: softmax, then a product
 
-    def _follow(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func in _SOFTMAX:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if result.ndim >= 3 and dim in (-1, -2, result.ndim - 1, result.ndim - 2):
@@ -159,7 +186,9 @@ class WatchFunctions(TorchFunctionMode):
                     order = [tensors[p], tensors[other], y]
                     turned = (
                         x.permute([s.index(c) for c in want])
-                        for x, s, want in zip(order, (letters[p], letters[other], out), found, strict=True)
+                        for x, s, want in zip(
+                            order, (letters[p], letters[other], out), found, strict=True
+                        )
                     )
                     self.listener.product(*turned)
                 return
@@ -201,5 +230,3 @@ def _fused_calls_to(calls: list[FusedCall]) -> Iterator[None]:
             yield
         finally:
             F.scaled_dot_product_attention = original
-
-

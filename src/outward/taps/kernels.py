@@ -68,7 +68,9 @@ def attend(
 ) -> FusedCall:
     """Run torch's attention as it was called, and keep what it was called with."""
     with _KeepLse() as kept:
-        y = function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        y = function(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     lse = None if kept.lse is None else kept.lse[..., : y.shape[-2]]  # some kernels pad its rows
     if lse is not None and lse.shape != y.shape[:-1]:

@@ -81,16 +81,12 @@ def _without_fused(
     return {"mask": _kernel_mask(mask, q, v, causal, options.get("sliding_window")), "causal": causal}
 
 
-def _kernel_mask(
-    mask: Any, q: Tensor, v: Tensor, causal: bool, window: int | None
-) -> Mask | None:
+def _kernel_mask(mask: Any, q: Tensor, v: Tensor, causal: bool, window: int | None) -> Mask | None:
     """The masks of kernels with their own language: padding as (batch, key), windows, blocks."""
     if mask is not None and hasattr(mask, "mask_mod"):
         from torch.nn.attention.flex_attention import create_mask
 
-        return create_mask(
-            mask.mask_mod, q.shape[0], 1, q.shape[2], v.shape[2], device=str(q.device)
-        )
+        return create_mask(mask.mask_mod, q.shape[0], 1, q.shape[2], v.shape[2], device=str(q.device))
     dense: Mask | None = None
     if isinstance(mask, Tensor):
         dense = padding_mask(mask.bool()) if mask.ndim == 2 else mask

@@ -1,0 +1,124 @@
+"""measure(model, batches): any model and any batches, in this process."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outward.engines.finish import assemble
+from outward.engines.plan import CHUNK
+from outward.probe.loop import Probe, coverage_of
+from outward.probe.tally import EMPTY, Chunk
+from outward.run import Run
+from outward.sources.batch import Batch
+from outward.taps.proof import prove
+
+
+def measure(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    run: Callable[[Any], Any] | None = None,
+    verify: bool = True,
+    layers: Iterable[int] | None = None,
+    out: str | Path | None = None,
+) -> Run:
+    """Measure how much attention hands each token back to itself, over batches of any kind.
+
+    batches: what the model is called with, one after the other: a tensor, a tuple of arguments, a
+        mapping of named ones, or a `Batch`, which also says what documents its rows are of (needed
+        for intervals; otherwise each row counts as a document).
+    run: how a batch is run, if not by calling the model with it.
+    verify: prove on the first batch that watching changes nothing and sees what is computed.
+    layers: which layers to measure; all of them unless given.
+    out: a directory to keep the run in.
+
+    The model is put in eval mode for the duration, and back.
+    """
+    original = getattr(model, "_orig_mod", model)
+    only = None if layers is None else tuple(layers)
+    with _in_eval_mode(original):
+        call = run or (lambda b: original(*b.args, **b.inputs))
+        found, about = _measure(original, _as_batches(batches), call, only, verify)
+    if not found.documents:
+        raise ValueError(" ".join(["nothing could be measured.", *found.skipped[:1]]))
+    facts = {"plan": None, "data": None, "versions": {"torch": torch.__version__}}
+    result = assemble({"main": found}, {"main": about}, facts, [])
+    kept = Run(result)
+    return kept if out is None else kept.save(out)
+
+
+def _measure(
+    model: nn.Module,
+    batches: Iterator[Batch],
+    run: Callable[[Any], Any],
+    layers: tuple[int, ...] | None,
+    verify: bool,
+) -> tuple[Chunk, dict[str, Any]]:
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("batches is empty: there is nothing to measure.")
+    checks = None
+    if verify:
+        checks = asdict(prove(model, lambda: run(first), valid=first.valid))
+    with Probe(model, run, layers=layers) as probe:
+        parts = [probe.measure([first])]
+        while chunk := [b for _, b in zip(range(CHUNK), batches, strict=False)]:
+            parts.append(probe.measure(chunk))
+    about = {
+        "model": {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
+        "takes": None,
+        "note": None,
+        "coverage": coverage_of(probe.calls),
+        "checks": checks,
+        "skipped": [],
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "argv": [],
+    }
+    return reduce(Chunk.merge, parts, EMPTY), about
+
+
+def _as_batches(batches: Iterable[Any]) -> Iterator[Batch]:
+    seen = 0
+    for given in batches:
+        batch = given if isinstance(given, Batch) else _as_batch(given, seen)
+        seen += len(batch.documents)
+        yield batch
+
+
+def _as_batch(given: Any, seen: int) -> Batch:
+    args: tuple[Any, ...] = ()
+    inputs: dict[str, Any] = {}
+    if isinstance(given, Mapping):
+        inputs = dict(given)
+    else:
+        args = tuple(given) if isinstance(given, list | tuple) else (given,)
+    rows = next((len(x) for x in (*args, *inputs.values()) if isinstance(x, Tensor) and x.ndim), None)
+    if rows is None:
+        raise TypeError(
+            f"a batch of type {type(given).__name__} holds no tensor with a batch axis: give what the "
+            "model is called with, a tensor, a tuple or a mapping."
+        )
+    mask = inputs.get("attention_mask")
+    valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    return Batch(args, inputs, [str(seen + i) for i in range(rows)], [0] * rows, valid=valid)
+
+
+class _in_eval_mode:
+    """Every module as it was, afterwards: some may have been in eval mode on purpose."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.training = [m for m in model.modules() if m.training]
+
+    def __enter__(self) -> None:
+        for module in self.training:
+            module.training = False
+
+    def __exit__(self, *error: object) -> None:
+        for module in self.training:
+            module.training = True

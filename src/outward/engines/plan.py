@@ -1,0 +1,138 @@
+"""What a run will do, written down before it begins."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from outward.results import ResultError, as_json, claim, write_file
+from outward.sources.batch import Batch
+from outward.sources.batches import batches
+from outward.sources.models import load_model
+from outward.sources.source import Source
+from outward.sources.text import shuffled
+
+CHUNK = 4
+"""Batches in a chunk, whatever the number of workers: what is done again when a worker dies."""
+KIND = "measure"
+PLAN = "plan.json"
+BASELINES = ("random-weights", "shuffled-tokens")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of a run. Two workers with equal plans do parts of the same run."""
+
+    model: str
+    data: str | None = None
+    field: str | None = None
+    length: float | None = None
+    samples: int = 64
+    batch: int = 8
+    special_tokens: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    threads: int = 0
+    baselines: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = set(self.baselines) - set(BASELINES)
+        if unknown:
+            raise ResultError(f"no baseline {', '.join(sorted(unknown))}: there are {', '.join(BASELINES)}.")
+        if self.threads < 0:
+            raise ResultError(f"threads {self.threads}: give the number for each worker, or 0 for all cores.")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One way through the data: the main one, a baseline, or another length."""
+
+    series: str
+    length: float | None
+    random_weights: bool = False
+    shuffled: bool = False
+
+
+def passes(plan: Plan) -> list[Pass]:
+    """The main one first. Lengths share the documents, and are cut from their beginnings."""
+    found = [Pass("main", plan.length)]
+    if "shuffled-tokens" in plan.baselines:
+        found.append(Pass("shuffled-tokens", plan.length, shuffled=True))
+    found += [Pass(f"length={n}", n) for n in plan.lengths]
+    if "random-weights" in plan.baselines:
+        found.append(Pass("random-weights", plan.length, random_weights=True))
+    return found
+
+
+def load(plan: Plan, one: Pass) -> Source:
+    """The model of a pass."""
+    seed = plan.seed if one.random_weights else None
+    return load_model(
+        plan.model,
+        dtype=plan.dtype,
+        device=plan.device,
+        allow_pickle=plan.allow_pickle,
+        random_weights_seed=seed,
+    )
+
+
+def chunks(plan: Plan, one: Pass, source: Source, skipped: list[str]) -> Iterator[tuple[Batch, ...]]:
+    """The batches of a pass, in the same chunks for whoever asks."""
+    made = batches(
+        source,
+        plan.data,
+        length=one.length,
+        samples=plan.samples,
+        batch=plan.batch,
+        seed=plan.seed,
+        special_tokens=plan.special_tokens,  # type: ignore[arg-type]
+        field=plan.field,
+        skipped=skipped,
+    )
+    if one.shuffled:
+        made = (shuffled(b, seed=plan.seed) for b in made)
+    while chunk := tuple(islice(made, CHUNK)):
+        yield chunk
+
+
+def begin(plan: Plan, out: Path, *, resume: bool, shared: bool, facts: dict[str, Any]) -> None:
+    """Write the plan down, or see that the one that is there is the same.
+
+    facts: what else must agree for the same bytes to come out: versions, the data's hash. shared:
+    other workers may have begun already; otherwise going on must be asked for.
+    """
+    claim(out, KIND)
+    written = json.loads(as_json({"plan": asdict(plan), **facts}))
+    file = out / PLAN
+    if not file.is_file():
+        if (out / "run.json").is_file() and not resume:
+            raise ResultError(f"{out} holds a finished run; give another --out, or remove it.")
+        write_file(file, as_json(written).encode())
+        return
+    found = json.loads(file.read_text())
+    if found != written:
+        names = [k for k in written if found.get(k) != written[k]]
+        inner = [k for k in written["plan"] if found.get("plan", {}).get(k) != written["plan"][k]]
+        raise ResultError(
+            f"{out} was begun with other options ({', '.join(inner or names)}); give the same, or "
+            "another --out."
+        )
+    if not (resume or shared):
+        raise ResultError(f"{out} was begun and not finished: --resume goes on with it.")
+
+
+def read_plan(out: Path) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a run that was begun."""
+    file = out / PLAN
+    if not file.is_file():
+        raise ResultError(f"{out}: no run was begun there (it has no {PLAN}).")
+    facts = json.loads(file.read_text())
+    fields = facts.pop("plan")
+    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return Plan(**tuples), facts

@@ -1,0 +1,80 @@
+"""A chunk as bytes, so that it can be kept on disk or sent: safetensors, histograms sparse, compressed."""
+
+import json
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load
+
+from outward.probe.tally import Chunk, LayerTally
+from outward.results import save_arrays
+from outward.stats.histogram import Histogram
+from outward.stats.moments import Moments
+
+_MOMENTS = ("count", "mean", "m2", "low", "high")
+Arrays = dict[str, NDArray[np.generic]]
+
+
+def pack(chunk: Chunk) -> bytes:
+    """Exactly what it holds."""
+    arrays: Arrays = {}
+    for n, layer in enumerate(chunk.layers):
+        for name in _MOMENTS:
+            arrays[f"{n}.tokens.{name}"] = getattr(layer.tokens, name)
+            arrays[f"{n}.pairs.{name}"] = getattr(layer.pairs, name)
+        arrays |= _sparse(f"{n}.histogram", layer.histogram)
+        arrays |= _sparse(f"{n}.pair_histogram", layer.pair_histogram)
+        arrays[f"{n}.means"] = layer.means
+    about = {
+        "layers": [layer.layer for layer in chunk.layers],
+        "modules": [layer.module for layer in chunk.layers],
+        "alone": [layer.alone for layer in chunk.layers],
+        "documents": chunk.documents,
+        "windows": chunk.windows,
+        "skipped": chunk.skipped,
+    }
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    return zlib.compress(save_arrays(arrays), level=1)
+
+
+def unpack(data: bytes) -> Chunk:
+    """The other way round."""
+    arrays = load(zlib.decompress(data))
+    about = json.loads(arrays["about"].tobytes())
+    layers = [
+        LayerTally(
+            layer,
+            module,
+            _moments(arrays, f"{n}.tokens"),
+            _dense(arrays, f"{n}.histogram"),
+            _moments(arrays, f"{n}.pairs"),
+            _dense(arrays, f"{n}.pair_histogram"),
+            arrays[f"{n}.means"],
+            alone,
+        )
+        for n, (layer, module, alone) in enumerate(
+            zip(about["layers"], about["modules"], about["alone"], strict=True)
+        )
+    ]
+    return Chunk(layers, about["documents"], about["windows"], about["skipped"])
+
+
+def _moments(arrays: Arrays, name: str) -> Moments:
+    return Moments(*(arrays[f"{name}.{part}"].astype(np.float64) for part in _MOMENTS))
+
+
+def _sparse(name: str, histogram: Histogram) -> Arrays:
+    flat = histogram.counts.ravel()
+    at = np.flatnonzero(flat)
+    return {
+        f"{name}.shape": np.array(histogram.counts.shape, np.int64),
+        f"{name}.step": np.diff(at, prepend=0).astype(np.int32),
+        f"{name}.counts": flat[at].astype(np.int32),
+    }
+
+
+def _dense(arrays: Arrays, name: str) -> Histogram:
+    counts = np.zeros(arrays[f"{name}.shape"].tolist(), np.int64)
+    counts.ravel()[arrays[f"{name}.step"].cumsum(dtype=np.int64)] = arrays[f"{name}.counts"]
+    return Histogram(counts)

@@ -1,0 +1,144 @@
+"""The one loop that joins a model, batches, measures and stats: batches in, the tallies of a chunk out."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outward.attention.call import AttentionCall
+from outward.attention.visible import Visible, visible
+from outward.measures.bias import PER_TOKEN, bias
+from outward.probe.tally import EMPTY, Chunk, LayerTally, tally
+from outward.sources.batch import Batch
+from outward.taps.capture import Capture, capture
+
+
+class BadSample(Exception):
+    """A window that the model cannot be run on, or that it makes NaN of."""
+
+
+class Probe:
+    """A model that is being watched. `measure` runs a batch and returns its tallies."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Callable[[Batch], Any],
+        *,
+        layers: tuple[int, ...] | None = None,
+    ) -> None:
+        self.model, self.run, self.only = model, run, layers
+        self.calls = capture(model, self._observe)
+        self._layers: list[list[LayerTally]] = []
+        self._seen: list[tuple[AttentionCall, Visible]] = []
+        self._windows = 0
+
+    def __enter__(self) -> "Probe":
+        self.calls.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.calls.__exit__(*error)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not look for a while."""
+        self.calls.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.calls.__enter__()
+
+    def measure(self, batches: Iterable[Batch]) -> Chunk:
+        """The batches in order. A window that cannot be measured is named and left out."""
+        chunk = EMPTY
+        for batch in batches:
+            chunk = chunk.merge(self._measure_or_split(batch))
+        return chunk
+
+    def _measure_or_split(self, batch: Batch) -> Chunk:
+        try:
+            return self._measure(batch)
+        except (BadSample, IndexError, RuntimeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            if len(batch.documents) == 1:
+                name = f"{batch.documents[0]}, window {batch.windows[0]}"
+                return Chunk([], [], [], [f"{name}: {_one_line(error)}"])
+        alone = EMPTY
+        for i in range(len(batch.documents)):
+            alone = alone.merge(self._measure_or_split(row(batch, i)))
+        return alone
+
+    def _measure(self, batch: Batch) -> Chunk:
+        self._layers, self._windows = [], len(batch.documents)
+        self.calls.valid = batch.valid
+        with torch.no_grad():
+            self.run(batch)
+        self._seen.clear()
+        layers = [self._one(parts) for parts in self._layers if parts]
+        return Chunk(layers, list(batch.documents), list(batch.windows))
+
+    def _observe(self, call: AttentionCall) -> None:
+        if self.only is not None and call.layer not in self.only:
+            return
+        measured = bias(call, self._visible(call))
+        cosines = measured.tokens[PER_TOKEN.index("self_similarity")]
+        if not torch.where(measured.kept[:, None], cosines, 0).isfinite().all():
+            raise BadSample(f"NaN or infinity comes out of {call.module}")
+        while len(self._layers) <= call.layer:
+            self._layers.append([])
+        found = tally(call.layer, call.module, measured, self._windows)
+        self._layers[call.layer].append(found)
+
+    def _visible(self, call: AttentionCall) -> Visible:
+        """Layers share masks: each is read once in a forward pass."""
+        for other, see in self._seen:
+            same = call.mask is other.mask and call.causal == other.causal
+            shapes = call.y.shape[2] == other.y.shape[2] and call.v.shape[2] == other.v.shape[2]
+            if same and shapes and call.y.shape[0] == other.y.shape[0] and call.self_key is other.self_key:
+                return see
+        see = visible(call)
+        self._seen.append((call, see))
+        return see
+
+    @staticmethod
+    def _one(parts: list[LayerTally]) -> LayerTally:
+        """A layer that was called in several parts (packed images) is one layer."""
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole.merge(part)
+        return whole
+
+
+def row(batch: Batch, i: int) -> Batch:
+    """One window of a batch."""
+    many = len(batch.documents)
+
+    def pick(x: Any) -> Any:
+        return x[i : i + 1] if isinstance(x, Tensor) and x.ndim and len(x) == many else x
+
+    return replace(
+        batch,
+        args=tuple(pick(x) for x in batch.args),
+        inputs={k: pick(x) for k, x in batch.inputs.items()},
+        documents=[batch.documents[i]],
+        windows=[batch.windows[i]],
+        valid=pick(batch.valid),
+        special=pick(batch.special),
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def coverage_of(calls: Capture) -> list[dict[str, Any]]:
+    """As it stands in run.json."""
+    return [
+        {"module": c.module, "kind": c.kind, "status": c.status, "tier": c.tier, "reason": c.reason}
+        for c in calls.coverage
+    ]

@@ -1,0 +1,126 @@
+"""What a run means: sentences made from its numbers, and from nothing else."""
+
+from typing import Any
+
+Layer = dict[str, Any]
+
+
+def reading(document: dict[str, Any]) -> list[str]:
+    """From the document of `summary`: where the bias is, how it goes with depth, and what it is made of."""
+    layers = [x for x in document["layers"] if x.get("self_similarity") is not None]
+    if not layers:
+        return ["No layer has a token that sees another: nothing can be said."]
+    said = [_highest(layers), _trend(document["trend"].get("self_similarity"), len(layers))]
+    said += [_made_of(layers), _null(layers), _values(layers)]
+    said += [_heads(document["heads"])]
+    said += _compared(layers, document["baselines"])
+    said += _lengths(document["lengths"])
+    return [s for s in said if s]
+
+
+def _mean(layers: list[Layer], measure: str) -> float:
+    known = [x[measure] for x in layers if x.get(measure) is not None]
+    return sum(known) / len(known) if known else float("nan")
+
+
+def _highest(layers: list[Layer]) -> str:
+    top = max(layers, key=lambda x: x["self_similarity"])
+    low = min(layers, key=lambda x: x["self_similarity"])
+    mean = _mean(layers, "self_similarity")
+    return (
+        f"What attention returns has a cosine of {mean:.2f} with the token's own value on average; it is "
+        f"highest in layer {top['layer']} ({top['self_similarity']:.2f}) and lowest in layer "
+        f"{low['layer']} ({low['self_similarity']:.2f})."
+    )
+
+
+def _trend(trend: dict[str, Any] | None, layers: int) -> str | None:
+    if trend is None:
+        return None
+    change, rank = trend["last_minus_first"], trend["spearman"]
+    said = f"Over depth: last layer minus first {_with(change, '+.2f')}; rank correlation {_with(rank, '+.2f')}."
+    curve, lowest = trend["curvature"], trend["depth_of_minimum"]
+    if layers < 5 or curve["value"] is None:
+        return said
+    shape = _shape(curve, rank)
+    place = f" The lowest layer is at {lowest['value']:.0%} of the depth{_range(lowest, '.0%')}."
+    return f"{said} {shape}{place}"
+
+
+def _shape(curve: dict[str, Any], rank: dict[str, Any]) -> str:
+    if curve["low"] is None:
+        return "One document gives no interval, so no shape is claimed."
+    if curve["low"] > 0:
+        return f"It is curved upwards, like a U (curvature {_with(curve, '+.2f')})."
+    if curve["high"] < 0:
+        return f"It is curved downwards, highest inside (curvature {_with(curve, '+.2f')})."
+    if rank["low"] is not None and rank["low"] > 0:
+        return "It grows with depth, and no curvature can be told from none."
+    if rank["high"] is not None and rank["high"] < 0:
+        return "It falls with depth, and no curvature can be told from none."
+    return "Neither a trend nor a curvature can be told from none."
+
+
+def _made_of(layers: list[Layer]) -> str:
+    parts = {n: _mean(layers, f"{n}_part") for n in ("self", "common", "selective")}
+    return (
+        f"Of that cosine, {parts['self']:+.2f} is the weight that a token gives itself "
+        f"({_mean(layers, 'self_weight'):.1%} of its attention, {_mean(layers, 'self_weight_ratio'):.1f} "
+        f"times an even share), {parts['common']:+.2f} what the others' values have in common with its "
+        f"own, and {parts['selective']:+.2f} which of them it chooses."
+    )
+
+
+def _null(layers: list[Layer]) -> str:
+    return (
+        f"Any other visible token would score {_mean(layers, 'null_similarity'):.2f}: "
+        f"{_mean(layers, 'excess_similarity'):+.2f} is about the token itself. Without what all visible "
+        f"values share, the cosine is {_mean(layers, 'centred_similarity'):.2f}."
+    )
+
+
+def _values(layers: list[Layer]) -> str:
+    sink = _mean(layers, "sink_weight")
+    said = f"Values of different tokens have a mean cosine of {_mean(layers, 'value_similarity'):.2f}."
+    if sink > 0.1:
+        said += f" The first token takes {sink:.0%} of all attention."
+    return said
+
+
+def _heads(heads: list[Layer]) -> str | None:
+    known = [h for h in heads if h.get("excess_similarity") is not None]
+    if len(known) < 2:
+        return None
+    top = sorted(known, key=lambda h: -h["excess_similarity"])[:3]
+    names = ", ".join(f"{h['layer']}.{h['head']} ({h['excess_similarity']:+.2f})" for h in top)
+    return f"The heads that return most of the token itself, beyond the null (layer.head): {names}."
+
+
+def _compared(layers: list[Layer], baselines: dict[str, list[Layer]]) -> list[str]:
+    mean = _mean(layers, "self_similarity")
+    return [
+        f"With {name.replace('-', ' ')} the cosine is {_mean(other, 'self_similarity'):.2f} instead of "
+        f"{mean:.2f}, and its excess over the null {_mean(other, 'excess_similarity'):+.2f} instead of "
+        f"{_mean(layers, 'excess_similarity'):+.2f}."
+        for name, other in baselines.items()
+    ]
+
+
+def _lengths(lengths: dict[str, list[Layer]]) -> list[str]:
+    if not lengths:
+        return []
+    said = ", ".join(
+        f"{_mean(x, 'self_similarity'):.2f} ({_mean(x, 'excess_similarity'):+.2f}) at {n}"
+        for n, x in lengths.items()
+    )
+    return [f"By length, the cosine (and its excess over the null) is {said}."]
+
+
+def _with(x: dict[str, Any], form: str) -> str:
+    if x["value"] is None:
+        return "unknown"
+    return f"{x['value']:{form}}{_range(x, form)}"
+
+
+def _range(x: dict[str, Any], form: str) -> str:
+    return "" if x["low"] is None else f" [{x['low']:{form}}, {x['high']:{form}}]"

@@ -1,0 +1,143 @@
+"""What a run says: one document of plain numbers, the same for --json and for everything that shows."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from outward.results import Result
+from outward.stats.bootstrap import TREND, Interval, bootstrap, trend
+
+SEED = 0
+Values = NDArray[np.float64]
+
+
+def summary(result: Result, run: str | None = None) -> dict[str, Any]:
+    """The document that `outward measure --json` prints."""
+    profile = result.tables["profile"].to_pandas()
+    everywhere = profile[profile["place"].isna()]
+    series = list(dict.fromkeys(profile["series"]))
+    samples = result.tables["samples"].to_pandas()
+    main = everywhere[everywhere["series"] == "main"]
+    return {
+        "layers": layers(main, samples[samples["series"] == "main"]),
+        "heads": heads(main),
+        "trend": trends(samples[samples["series"] == "main"]),
+        "baselines": _others(everywhere, [s for s in series if _is_baseline(s)]),
+        "lengths": _others(everywhere, [s for s in series if s.startswith("length=")]),
+        "coverage": result.manifest["coverage"],
+        "checks": result.manifest["checks"],
+        "warnings": warnings(result, main),
+        "run": run,
+    }
+
+
+def _is_baseline(series: str) -> bool:
+    return series != "main" and not series.startswith("length=")
+
+
+def layers(profile: pd.DataFrame, samples: pd.DataFrame | None = None) -> list[dict[str, Any]]:
+    """One object per layer: the mean over heads of each measure, and the interval of the bias."""
+    means = profile.pivot_table(index=["layer", "module"], columns="measure", values="mean", observed=True)
+    found = [
+        {"layer": int(layer), "module": str(module), **{str(k): _number(v) for k, v in row.items()}}
+        for (layer, module), row in means.iterrows()
+    ]
+    if samples is not None:
+        intervals = _layer_intervals(samples, "self_similarity")
+        for one in found:
+            one["self_similarity_interval"] = intervals.get(one["layer"])
+    return found
+
+
+def heads(profile: pd.DataFrame) -> list[dict[str, Any]]:
+    """One object per head."""
+    keys = ["layer", "module", "head"]
+    means = profile.pivot_table(index=keys, columns="measure", values="mean", observed=True)
+    return [
+        {"layer": int(n), "module": str(m), "head": int(h)} | {str(k): _number(v) for k, v in row.items()}
+        for (n, m, h), row in means.iterrows()
+    ]
+
+
+def trends(samples: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """How each measure goes with depth, with intervals over documents."""
+    found = {}
+    for measure in samples["measure"].unique():
+        values, documents, _ = by_window(samples, measure)
+        if len(values) and values.shape[1] > 1:
+            intervals = bootstrap(values, documents, trend, seed=SEED)
+            found[str(measure)] = {n: _interval(x) for n, x in zip(TREND, intervals, strict=True)}
+    return found
+
+
+def by_window(
+    samples: pd.DataFrame, measure: str
+) -> tuple[Values, NDArray[np.int64], list[int]]:
+    """(window, layer) means over heads, the number of each window's document, and the layers."""
+    chosen = samples[samples["measure"] == measure]
+    codes = chosen["document"].cat.codes.to_numpy()
+    frame = pd.DataFrame(
+        {"d": codes, "w": chosen["window"], "layer": chosen["layer"], "mean": chosen["mean"]}
+    )
+    table = frame.groupby(["d", "w", "layer"])["mean"].mean().unstack("layer").dropna()
+    documents = table.index.get_level_values("d").to_numpy()
+    return table.to_numpy(), documents.astype(np.int64), [int(x) for x in table.columns]
+
+
+def _layer_intervals(samples: pd.DataFrame, measure: str) -> dict[int, list[float] | None]:
+    values, documents, numbers = by_window(samples, measure)
+    if not len(values):
+        return {}
+    intervals = bootstrap(values, documents, lambda x: x, seed=SEED)
+    return {
+        n: None if x.low is None or x.high is None else [x.low, x.high]
+        for n, x in zip(numbers, intervals, strict=True)
+    }
+
+
+def _others(profile: pd.DataFrame, series: list[str]) -> dict[str, list[dict[str, Any]]]:
+    return {s.removeprefix("length="): layers(profile[profile["series"] == s]) for s in series}
+
+
+def warnings(result: Result, profile: pd.DataFrame) -> list[str]:
+    """What a reader should know before believing the numbers."""
+    manifest = result.manifest
+    found = []
+    documents, windows = manifest["documents"]["main"], manifest["windows"]["main"]
+    if documents < 10:
+        found.append(
+            f"{documents} document{'s' * (documents != 1)} ({windows} windows): "
+            + ("no intervals can be given." if documents < 2 else "the intervals are rough.")
+        )
+    lengths = [s for s in manifest["windows"] if s.startswith("length=")]
+    if not lengths:
+        found.append("one length: the bias depends on how much a token sees; --lengths compares.")
+    alone = manifest["layers"][0]["alone"] if manifest["layers"] else 0
+    if alone:
+        found.append("tokens that see only themselves (the first of each text) are left out: there y = v.")
+    if _shares_values(profile):
+        found.append("heads share values (grouped-query attention): value_similarity is the group's.")
+    refused = [c for c in manifest["coverage"] if c["status"] == "refused"]
+    if refused:
+        found.append(f"{len(refused)} attention modules are not measured: {refused[0]['reason']}.")
+    if manifest["skipped"]:
+        found.append(f"{len(manifest['skipped'])} left out, the first: {manifest['skipped'][0]}")
+    if manifest["failed"]:
+        found.append(f"{len(manifest['failed'])} chunks failed, the first: {manifest['failed'][0]}")
+    note = manifest["note"]
+    return found + ([f"measured on {note}."] if note else [])
+
+
+def _shares_values(profile: pd.DataFrame) -> bool:
+    pairs = profile[(profile["measure"] == "value_similarity") & (profile["layer"] == profile["layer"].min())]
+    return len(pairs) > 1 and bool(pairs["mean"].iloc[0] == pairs["mean"].iloc[1])
+
+
+def _interval(x: Interval) -> dict[str, float | None]:
+    return {"value": _number(x.value), "low": x.low, "high": x.high}
+
+
+def _number(x: Any) -> float | None:
+    return float(x) if np.isfinite(x) else None

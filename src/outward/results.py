@@ -1,0 +1,172 @@
+"""The run directory on disk: what is in it, how it is written, and how it is read. No torch.
+
+    run.json              what was measured, how, on what, by which version; written last
+    profile.parquet       a row for each layer, head, measure and place bucket
+    samples.parquet       a row for each window, layer, head and measure: its mean, for intervals
+    arrays.safetensors    matrices and histograms
+
+Everything is written under a temporary name, flushed and renamed. A directory without run.json is
+incomplete. NaN is null in JSON and in tables. Nothing is pickled.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from safetensors.numpy import save as to_bytes
+
+SCHEMA = 1
+MANIFEST = "run.json"
+Json = Any
+
+
+class ResultError(Exception):
+    """A run directory that cannot be read or written as asked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A run in memory: what `save` writes and `load` reads."""
+
+    manifest: dict[str, Json]
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def save(result: Result, path: Path) -> None:
+    """Write a run directory; the manifest last, so that a directory that has one is whole."""
+    claim(path, str(result.manifest["kind"]))
+    files = {}
+    for name, table in result.tables.items():
+        files[f"{name}.parquet"] = _write(path / f"{name}.parquet", _parquet(table))
+    if result.arrays:
+        data = save_arrays(result.arrays)
+        files["arrays.safetensors"] = _write(path / "arrays.safetensors", data)
+    manifest = {"schema": SCHEMA, **result.manifest, "files": files}
+    _write(path / MANIFEST, as_json(manifest).encode())
+
+
+def load(path: Path) -> Result:
+    """Read a run directory."""
+    manifest = read_manifest(path)
+    tables, arrays = {}, {}
+    for name, known in manifest["files"].items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != known["bytes"]:
+            raise ResultError(f"{path}: {name} is missing or cut short; measure again.")
+        if name.endswith(".parquet"):
+            tables[name.removesuffix(".parquet")] = pq.read_table(file)
+        else:
+            arrays = load_file(file)
+    return Result(manifest, tables, arrays)
+
+
+def read_manifest(path: Path) -> dict[str, Json]:
+    """run.json alone: quick, and enough to say what a directory holds."""
+    if not path.is_dir():
+        raise ResultError(f"{path}: no such run directory.")
+    file = path / MANIFEST
+    if not file.is_file():
+        raise ResultError(
+            f"{path}: it has no {MANIFEST}, so it is no run, or one that did not finish; the command "
+            "that wrote it goes on with --resume."
+        )
+    manifest: dict[str, Json] = json.loads(file.read_text())
+    if manifest.get("schema", 0) > SCHEMA:
+        raise ResultError(
+            f"{path}: its schema is {manifest['schema']}, and this version reads up to {SCHEMA}; "
+            "update outward."
+        )
+    return manifest
+
+
+def claim(path: Path, kind: str) -> None:
+    """Make the directory, unless it holds something else."""
+    if path.exists() and not path.is_dir():
+        raise ResultError(f"{path} is a file; a run is a directory. Give another --out.")
+    strangers = [p.name for p in path.iterdir() if not _is_ours(p.name)] if path.is_dir() else []
+    if strangers:
+        raise ResultError(
+            f"{path} holds {strangers[0]!r}, which no run writes; give an empty or new --out."
+        )
+    if (path / MANIFEST).is_file():
+        found = json.loads((path / MANIFEST).read_text()).get("kind")
+        if found != kind:
+            raise ResultError(f"{path} is a run of `{found}`, not of `{kind}`; give another --out.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResultError(f"{path} cannot be made: {error.strerror}.") from error
+
+
+def _is_ours(name: str) -> bool:
+    known = (MANIFEST, "plan.json", "chunks", "arrays.safetensors", ".DS_Store")
+    return name in known or name.endswith((".parquet", ".tmp"))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Whole or not at all: under another name first, flushed to the disk, then renamed."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def as_json(document: Json) -> str:
+    """JSON as the standard has it: NaN and infinity are null."""
+    return json.dumps(finite(document), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def finite(x: Json) -> Json:
+    """The same document with null for numbers that JSON cannot say."""
+    if isinstance(x, dict):
+        return {str(k): finite(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [finite(v) for v in x]
+    if isinstance(x, np.generic):
+        x = x.item()
+    return None if isinstance(x, float) and not np.isfinite(x) else x
+
+
+def save_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The bytes of a safetensors file."""
+    return to_bytes({k: np.ascontiguousarray(v) for k, v in arrays.items()})
+
+
+def _parquet(table: pa.Table) -> Callable[[Any], None]:
+    return lambda file: pq.write_table(table, file, compression="zstd")
+
+
+def _write(path: Path, data: bytes | Callable[[Any], None]) -> dict[str, Json]:
+    if callable(data):
+        sink = pa.BufferOutputStream()
+        data(sink)
+        data = sink.getvalue().to_pybytes()
+    write_file(path, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
