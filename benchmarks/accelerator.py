@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -71,9 +72,7 @@ def row(q: Tensor, k: Tensor, v: Tensor, out: Tensor, rounds: int) -> Row:
         "published, torch.compile": torch.compile(published),
     }
     forms = {**FORMS, **compiled}
-    runs: dict[str, Callable[[], object]] = {
-        n: (lambda f=f: forward_backward(f, inputs, out)) for n, f in forms.items()
-    }
+    runs = {n: partial(forward_backward, f, inputs, out) for n, f in forms.items()}
     for run in runs.values():
         run()
     times = interleaved(runs, rounds=rounds)

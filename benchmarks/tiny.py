@@ -51,7 +51,7 @@ SIZES: tuple[tuple[str, Callable[[int], int]], ...] = (
         lambda x: x if x < 32 else WIDTH,
     ),
 )
-DEPTHS = ("(layers|depth|blocks)", "vocab", "experts", "image_size")
+DEPTHS = ("(layers|depth|blocks)", "vocab", "experts")
 
 
 @dataclass
@@ -60,13 +60,17 @@ class Shrink:
 
     layers: int = LAYERS
     keep_heads: bool = False  # as wide as they were, only fewer
+    head: int | None = None  # so wide, where keep_heads does not know
     depth_only: bool = False
     ids: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, config: Any) -> None:
         """In place, with the configurations inside."""
-        layers, heads = getattr(config, "num_hidden_layers", None), _heads_of(config)
-        ropes = getattr(config, "head_dim", None) == getattr(config, "qk_rope_head_dim", 0)
+        layers, heads = _get(config, "num_hidden_layers"), self.head or _heads_of(config)
+        alike = layers is not None and _get(config, "num_key_value_heads", 0) == getattr(
+            config, "num_attention_heads", None
+        )
+        ropes = _get(config, "head_dim") == _get(config, "qk_rope_head_dim", 0)
         for name, value in list(vars(config).items()):
             if name.startswith("_") or isinstance(value, bool):
                 continue
@@ -79,11 +83,15 @@ class Shrink:
                     setattr(config, name, self._smaller(name, value, layers, heads))
         if ropes:
             config.head_dim = config.qk_rope_head_dim
+        if alike and not self.depth_only:
+            config.num_key_value_heads = config.num_attention_heads
 
     def _smaller(self, name: str, value: Any, layers: int | None, width: int) -> Any:
         if isinstance(value, list | tuple) and value:
             if layers is not None and len(value) == layers and layers > self.layers:
                 return type(value)(_of_each_kind(value, self.layers))
+            if re.search(r"attn_layer_indices|fullatt_block_indexes", name):
+                return [self.layers - 1]
             if all(isinstance(x, int) and not isinstance(x, bool) for x in value):
                 return type(value)(self._number(name, x, width) for x in value)
             return value
@@ -104,16 +112,30 @@ class Shrink:
         return made
 
 
+def _get(config: Any, name: str, default: Any = None) -> Any:
+    """A field, if it is one number for all layers."""
+    try:
+        return getattr(config, name, default)
+    except Exception:  # transformers raises an error of its own where layers differ
+        return default
+
+
 def _heads_of(config: Any) -> int:
     """How wide a head is."""
-    found = getattr(config, "head_dim", None)
-    width, heads = (getattr(config, n, None) for n in ("hidden_size", "num_attention_heads"))
+    found = _get(config, "head_dim")
+    width, heads = (_get(config, n) for n in ("hidden_size", "num_attention_heads"))
     if isinstance(found, int):
         return found
     return width // heads if isinstance(width, int) and isinstance(heads, int) else WIDTH // HEADS
 
 
-SIZED = (Shrink(), Shrink(keep_heads=True), Shrink(layers=8), Shrink(depth_only=True))
+SIZED = (
+    Shrink(),
+    Shrink(keep_heads=True),
+    Shrink(keep_heads=True, head=64),
+    Shrink(layers=8),
+    Shrink(depth_only=True),
+)
 
 
 def _of_each_kind(kinds: Any, layers: int) -> list[Any]:
@@ -292,7 +314,7 @@ class Shapes:
         inside += [d for c in inside for d in vars(c).values() if hasattr(d, "to_dict")]
         for name in names:
             for config in (self.config, *inside):
-                found = getattr(config, name, None)
+                found = _get(config, name)
                 if isinstance(found, int | list | tuple) and found:
                     return found
         return default

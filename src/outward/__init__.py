@@ -26,6 +26,7 @@ Layers, from (batch, token, width) to the same, with rotary positions, grouped h
 
     ExclusiveMultiheadAttention   in place of nn.MultiheadAttention, with its parameters and call
     KVCache                       keys and values of the tokens so far: growing, fixed or sliding
+    Strength                      α as a parameter: by tanh, sigmoid or raw, per head or token
     parameter_groups              for the optimizer: a learned strength must not decay
 
 help(outward.exclusive_attention), say, tells the rest. Names are imported when first used.
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from outward.attention.modules import NoSelfAttention as NoSelfAttention
     from outward.attention.modules import RandomDirectionAttention as RandomDirectionAttention
     from outward.attention.modules import StandardAttention as StandardAttention
+    from outward.attention.modules import Strength as Strength
     from outward.attention.modules import parameter_groups as parameter_groups
     from outward.attention.multihead import (
         ExclusiveMultiheadAttention as ExclusiveMultiheadAttention,
@@ -78,6 +80,7 @@ _HOME = {
     "MeanDirectionAttention": "modules",
     "ExclusiveMultiheadAttention": "multihead",
     "KVCache": "cache",
+    "Strength": "modules",
     "parameter_groups": "modules",
 }
 

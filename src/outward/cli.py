@@ -4,11 +4,13 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import tyro
 from tyro.conf import Positional, UseAppendAction, arg
@@ -18,12 +20,21 @@ if TYPE_CHECKING:
     from outward.engines.work import Share
     from outward.run import Run
 
+T = TypeVar("T")
+EVERY = 10.0  # seconds from one line of progress to the next, where stderr is no terminal
 DONE, FAILED, USAGE, PARTIAL, CONDITION = 0, 1, 2, 3, 4
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-class Usage(Exception):
+PIPE = 141  # as of a program that the closing of its pipe ends
+
+
+class UsageError(Exception):
     """An option that makes no sense; exits with USAGE."""
+
+
+class Stopped(KeyboardInterrupt):
+    """By a signal, which is its argument."""
 
 
 def measure(
@@ -87,10 +98,12 @@ def measure(
         allow_pickle: also load weights that are no safetensors (by torch's weights_only).
         debug: show the traceback of an error.
     """
-    from outward.engines.plan import Plan
-
-    conditions = [_condition(text) for text in fail_if]
-    plan = Plan(
+    conditions = [Condition(text) for text in fail_if]
+    shown = _known_measures(measures)
+    way = _way(engine, workers, shard, verify=verify, resume=resume)
+    if way.shard and conditions:
+        raise UsageError("--fail-if: a shard alone has no result; give it to outward merge.")
+    plan = _plan(
         model=model,
         data=data,
         field=field,
@@ -107,44 +120,56 @@ def measure(
         layers=_ranges(layers) if layers else None,
         allow_pickle=allow_pickle,
     )
-    shown = _known_measures(measures)
-    with _kept(out, resume=resume, shard=shard) as folder:
-        run = _run(plan, folder, resume, shard, engine, workers, verify)
+    with _kept(out, way) as folder:
+        run = _run(plan, folder, way)
         if run is None:
             return DONE
         return _print(run, json=json, shown=shown, conditions=conditions, kept=out is not None)
 
 
-def merge(run: Positional[Path], /, *, json: bool = False, debug: bool = False) -> int:
+def merge(
+    run: Positional[Path],
+    /,
+    *,
+    json: bool = False,
+    measures: str = "",
+    fail_if: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CONDITION")] = (),
+    debug: bool = False,
+) -> int:
     """Join the shards of a run that were done apart, and print it.
 
     Args:
         run: the directory that the shards were given as --out.
         json: print one JSON document instead of the table.
+        measures: which to show, with commas; the default ones unless given.
+        fail_if: exit with 4 if it is true of a layer, as in 'self_similarity>0.6@layer>=20'.
         debug: show the traceback of an error.
     """
     from outward.engines.finish import finish
     from outward.run import Run
 
-    return _print(Run(finish(run), run), json=json, shown=(), conditions=[], kept=True)
+    conditions, shown = [Condition(text) for text in fail_if], _known_measures(measures)
+    return _print(Run(finish(run), run), json=json, shown=shown, conditions=conditions, kept=True)
 
 
-def models(*, json: bool = False) -> int:
+def models(*, json: bool = False, debug: bool = False) -> int:
     """Names that work here as MODEL, and what the others need.
 
     Args:
         json: print one JSON document.
+        debug: show the traceback of an error.
     """
     from outward.environment import known_models
 
     return _listing(known_models(), json)
 
 
-def doctor(*, json: bool = False) -> int:
+def doctor(*, json: bool = False, debug: bool = False) -> int:
     """Versions, devices, and what is broken.
 
     Args:
         json: print one JSON document.
+        debug: show the traceback of an error.
     """
     from outward.environment import diagnosis
 
@@ -166,87 +191,145 @@ def main(args: list[str] | None = None) -> NoReturn:
     args = sys.argv[1:] if args is None else args
     for number in STOPPED:
         signal.signal(number, _stop)
+    sys.exit(_code(args))
+
+
+def _code(args: list[str]) -> int:
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="outward", args=args, description=__doc__, sort_subcommands=False
         )
-    except Usage as error:
+        sys.stdout.flush()
+    except UsageError as error:
         _say(str(error))
-        code = USAGE
+        return USAGE
+    except Stopped as stop:
+        _say("stopped; what is finished is kept where --out was given, and --resume goes on with it")
+        return STOPPED[stop.args[0]]
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = DONE
+        return PIPE
     except Exception as error:
-        if "--debug" in args or not isinstance(error, _expected()):
+        if "--debug" in args:
             raise
-        _say(str(error))
-        code = FAILED
-    sys.exit(code)
+        _say(_explained(error))
+        return FAILED
+    return code
+
+
+def _stop(number: int, frame: Any) -> NoReturn:
+    for each in STOPPED:
+        signal.signal(each, signal.SIG_DFL)  # a second one does not wait for anything
+    raise Stopped(signal.Signals(number))
 
 
 # ---- running
 
 
-def _run(
-    plan: "Plan",
-    folder: Path,
-    resume: bool,
-    shard: str | None,
-    engine: str,
-    workers: int | None,
-    verify: bool,
-) -> "Run | None":
-    """The finished run, or None where other workers have parts of it still."""
-    from outward.engines.finish import finish
-    from outward.engines.group import of_torchrun, together
+@dataclass(frozen=True)
+class Way:
+    """How the work is done, and by whom: none of it changes the result."""
+
+    ray: bool
+    address: str | None
+    workers: int | None
+    shard: "Share | None"
+    verify: bool
+    resume: bool
+
+
+def _way(engine: str, workers: int | None, shard: str | None, *, verify: bool, resume: bool) -> Way:
     from outward.engines.group import shard as share_of
-    from outward.engines.plan import begin
+
+    name, _, address = engine.partition(":")
+    if engine != "local" and name != "ray":
+        raise UsageError(f"--engine {engine}: it is local, or ray, or ray:ADDRESS.")
+    if workers is not None and (name != "ray" or workers < 1):
+        raise UsageError(f"--workers {workers}: it is the number of actors of --engine ray, 1 or more.")
+    if shard and (name == "ray" or _is_torchrun()):
+        raise UsageError(
+            f"--shard {shard}: Ray and torchrun share the work out themselves; leave it out."
+        )
+    share = _as_usage(lambda: share_of(shard)) if shard else None
+    return Way(name == "ray", address or None, workers, share, verify, resume)
+
+
+def _is_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _plan(**options: Any) -> "Plan":
+    from outward.engines.plan import Plan
+
+    return _as_usage(lambda: Plan(**options))
+
+
+def _as_usage(make: Callable[[], T]) -> T:
+    from outward.results import ResultError
+
+    try:
+        return make()
+    except ResultError as error:
+        raise UsageError(str(error)) from error
+
+
+def _run(plan: "Plan", folder: Path, way: Way) -> "Run | None":
+    """The finished run, or None where other workers have parts of it still."""
+    from outward.engines.finish import finish, is_finished
+    from outward.engines.group import of_torchrun
+    from outward.engines.plan import abandon, begin
     from outward.engines.work import Share, facts_of
     from outward.run import Run
 
     _quiet()
-    group = of_torchrun()
-    share = share_of(shard) if shard else group or Share()
-    begin(plan, folder, resume=resume, shared=share.count > 1, facts=facts_of(plan))
-    with _progress() as progress:
-        if engine.partition(":")[0] == "ray":
-            from outward.engines.ray import work as ray_work
-
-            address = engine.partition(":")[2] or None
-            ray_work(plan, folder, address=address, workers=workers, verify=verify, progress=progress)
-        elif engine != "local":
-            raise Usage(f"--engine {engine}: it is local, or ray, or ray:ADDRESS.")
-        else:
-            _work(plan, share, folder, verify, progress, together if group else None)
-    if shard and share.count > 1:
-        _say(f"shard {shard} is done; when all are: outward merge {folder}")
-        return None
-    if group and group.index != 0:
+    share = way.shard or of_torchrun() or Share()
+    begin(plan, folder, resume=way.resume, shared=share.count > 1, facts=facts_of(plan))
+    if not is_finished(folder):
+        try:
+            _work(plan, share, folder, way)
+        except BaseException:
+            if way.shard is None:
+                abandon(folder)
+            raise
+        if way.shard and share.count > 1:
+            _say(f"its part is done; when all are: outward merge {folder}")
+            return None
+    if _is_torchrun() and share.index != 0:
         return None
     return Run(finish(folder), folder)
 
 
-def _work(
-    plan: "Plan", share: "Share", folder: Path, verify: bool, progress: Any, together: Any
-) -> None:
-    from contextlib import nullcontext
-
+def _work(plan: "Plan", share: "Share", folder: Path, way: Way) -> None:
+    from outward.engines.group import together
     from outward.engines.work import work
 
-    with together() if together else nullcontext():
-        work(plan, share, folder, verify=verify, progress=progress)
+    with _progress(plan.samples, share.count) as progress:
+        if way.ray:
+            from outward.engines.ray import work as ray_work
+
+            ray_work(
+                plan,
+                folder,
+                address=way.address,
+                workers=way.workers,
+                verify=way.verify,
+                progress=progress,
+            )
+            return
+        with together() if _is_torchrun() else nullcontext():
+            work(plan, share, folder, verify=way.verify, progress=progress)
 
 
 @contextmanager
-def _kept(out: Path | None, *, resume: bool, shard: str | None) -> Iterator[Path]:
+def _kept(out: Path | None, way: Way) -> Iterator[Path]:
     """The run directory, or one that is gone afterwards."""
-    import tempfile
-
     if out is not None:
         yield out
         return
-    if resume or shard or "TORCHELASTIC_RUN_ID" in os.environ:
-        raise Usage("--resume, --shard and torchrun need --out: the directory that the parts share.")
+    if way.resume or way.shard or _is_torchrun():
+        raise UsageError(
+            "--resume, --shard and torchrun need --out: the directory that the parts share."
+        )
     with tempfile.TemporaryDirectory(prefix="outward-") as folder:
         yield Path(folder)
 
@@ -260,26 +343,57 @@ def _quiet() -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Windows done, rate and time on stderr; where that is no terminal, a line now and then."""
+def _progress(samples: int, workers: int) -> Iterator[Callable[[str, int, int], None]]:
+    """Windows done, rate and time left on stderr; where that is no terminal, a line now and then."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    began = last = time.monotonic()
-
-    def told(series: str, done: int, windows: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        line = f"{series}: {done} windows in {now - began:.0f} s"
-        if console.is_terminal:
-            console.print(line, end="\r")
-        elif now - last > 10:
-            last = now
-            console.print(line)
-
-    yield told
+    told = Told(samples, workers)
     if console.is_terminal:
-        console.print(" " * 60, end="\r")
+        with console.status("loading the model") as status:
+            yield lambda *done: status.update(told.line(*done))
+        return
+    last = time.monotonic()
+
+    def now_and_then(*done: Any) -> None:
+        nonlocal last
+        line = told.line(*done)
+        if time.monotonic() - last > EVERY:
+            last = time.monotonic()
+            _say(line)
+
+    yield now_and_then
+
+
+class Told:
+    """What is said of progress: of at most so many windows, shared by so many workers."""
+
+    def __init__(self, samples: int, workers: int) -> None:
+        self.samples, self.workers = samples, workers
+        self.series, self.began, self.before = "", time.monotonic(), 0
+
+    def line(self, series: str, done: int, windows: int) -> str:
+        """After `done` windows of this worker, and `windows` of the pass."""
+        now = time.monotonic()
+        rate = (done - self.before) / max(now - self.began, 1e-3)
+        if (
+            series != self.series
+        ):  # the rate is measured from the first chunk on: before it, the model loads
+            self.series, self.began, self.before = series, now, done
+            rate = 0.0
+        said = f"{series}: {windows} of at most {self.samples} windows"
+        if rate > 0:
+            left = max(0, self.samples - windows) / self.workers / rate
+            said += f", {rate:.3g} a second, {_duration(left)} left"
+        return said
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 # ---- printing
@@ -301,12 +415,12 @@ def _print(
     document = {**run.document, "run": str(run.path) if kept else None}
     true = [c.text for c in conditions if c.holds(document["layers"])]
     if json:
-        print(as_json(document))
+        _result(as_json(document))
     else:
         wide = None if sys.stdout.isatty() else 120
         show(document, run.reading, Console(width=wide, highlight=False), shown)
         if kept:
-            print(f"kept in {run.path}")
+            _result(f"kept in {run.path}")
     for text in true:
         _say(f"--fail-if {text}: it is true")
     if true:
@@ -321,7 +435,7 @@ def _listing(rows: list[dict[str, Any]], json: bool) -> int:
     from outward.results import as_json
 
     if json:
-        print(as_json(rows))
+        _result(as_json(rows))
         return DONE
     table = Table(*rows[0], box=None, pad_edge=False)
     for row in rows:
@@ -330,29 +444,28 @@ def _listing(rows: list[dict[str, Any]], json: bool) -> int:
     return DONE
 
 
+def _result(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
 def _say(message: str) -> None:
-    print(f"outward: {message}", file=sys.stderr)
+    sys.stderr.write(f"outward: {message}\n")
+    sys.stderr.flush()
 
 
-def _stop(number: int, frame: Any) -> NoReturn:
-    _say("stopped; what is finished is kept where --out was given, and --resume goes on with it")
-    sys.exit(STOPPED[signal.Signals(number)])
+def _explained(error: Exception) -> str:
+    """Errors that speak for themselves do; of the others, what they are and how to learn more."""
+    if isinstance(error, _expected()):
+        return str(error)
+    said = next((line for line in str(error).splitlines() if line.strip()), "nothing is said")
+    return f"{type(error).__name__}: {said}. That was not foreseen; --debug shows where it comes from."
 
 
 def _expected() -> tuple[type[Exception], ...]:
-    """Errors that speak for themselves. Late, because the rooms that raise them import torch."""
-    from outward.results import ResultError
-
-    found: list[type[Exception]] = [ResultError]
-    if "outward.sources.errors" in sys.modules:
-        from outward.sources.errors import SourceError
-
-        found.append(SourceError)
-    if "outward.taps.proof" in sys.modules:
-        from outward.taps.proof import ProofError
-
-        found.append(ProofError)
-    return tuple(found)
+    """Late, and only where they can have been raised: the rooms that raise them import torch."""
+    homes = {"results": "ResultError", "sources.errors": "SourceError", "taps.proof": "ProofError"}
+    loaded = {sys.modules.get(f"outward.{room}"): name for room, name in homes.items()}
+    return tuple(getattr(room, name) for room, name in loaded.items() if room is not None)
 
 
 # ---- reading options
@@ -366,9 +479,10 @@ class Condition:
     def __init__(self, text: str) -> None:
         found = self.FORM.fullmatch(text.replace(" ", ""))
         if not found:
-            raise Usage(
-                f"--fail-if {text}: it is MEASURE>NUMBER or MEASURE<NUMBER (also >=, <=), then @layer>=N "
-                "(also <=, ==, >, <) if it is of some layers only, as in 'self_similarity>0.6@layer>=20'."
+            raise UsageError(
+                f"--fail-if {text}: it is MEASURE>NUMBER or MEASURE<NUMBER (also >=, <=), and then "
+                "@layer>=N (also <=, ==, >, <) if it is of some layers only, as in "
+                "'self_similarity>0.6@layer>=20'."
             )
         self.text = text
         self.measure, self.sign, number, self.layer_sign, layer = found.groups()
@@ -376,7 +490,7 @@ class Condition:
         try:
             self.number = float(number)
         except ValueError:
-            raise Usage(f"--fail-if {text}: {number} is no number.") from None
+            raise UsageError(f"--fail-if {text}: {number} is no number.") from None
         self.layer = int(layer or 0)
 
     def holds(self, layers: list[dict[str, Any]]) -> bool:
@@ -393,25 +507,23 @@ def _compare(a: float, sign: str, b: float) -> bool:
     return {">": a > b, "<": a < b, ">=": a >= b, "<=": a <= b, "==": a == b}[sign]
 
 
-def _condition(text: str) -> Condition:
-    return Condition(text)
-
-
 def _known_measures(text: str) -> tuple[str, ...]:
     from outward.measures.bias import DEFAULT
 
     names = tuple(x.strip() for x in text.split(",") if x.strip())
     unknown = [n for n in names if n not in DEFAULT]
     if unknown:
-        raise Usage(f"no measure {', '.join(unknown)}: there are {', '.join(DEFAULT)}.")
+        raise UsageError(f"no measure {', '.join(unknown)}: there are {', '.join(DEFAULT)}.")
     return names
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(x) for x in text.split(",") if x.strip())
+        return tuple(dict.fromkeys(int(x) for x in text.split(",") if x.strip()))
     except ValueError:
-        raise Usage(f"{option} {text}: it is whole numbers with commas, as in 64,128,256.") from None
+        raise UsageError(
+            f"{option} {text}: it is whole numbers with commas, as in 64,128,256."
+        ) from None
 
 
 def _ranges(text: str) -> tuple[int, ...]:
@@ -419,7 +531,9 @@ def _ranges(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not match:
-            raise Usage(f"--layers {text}: it is numbers and ranges with commas, as in 0-5,11.")
+            raise UsageError(f"--layers {text}: it is numbers and ranges with commas, as in 0-5,11.")
         first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise UsageError(f"--layers {part}: it ends before it begins; give {last}-{first}.")
         found += range(first, last + 1)
     return tuple(dict.fromkeys(found))

@@ -63,16 +63,23 @@ def _package(name: str, extra: str | None) -> dict[str, Any]:
         return _row(name, "ok", found)  # carriers of weights: what they import is not needed
     try:
         import_module(name)
-    except (ImportError, OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError, AttributeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         return _row(name, "broken", f"{found}: {reason}")
     return _row(name, "ok", found)
 
 
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux has it
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _devices() -> list[dict[str, Any]]:
     import torch
 
-    rows = [_row("cpu", "ok", f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}")]
+    rows = [_row("cpu", "ok", f"{cores()} cores, {platform.machine()}")]
     if torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
         rows.append(_row(str(device), "ok", f"{torch.accelerator.device_count()} of them"))

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from safetensors.numpy import save as to_bytes
 
 SCHEMA = 1
 MANIFEST = "run.json"
+OURS = (MANIFEST, "plan.json", "chunks", "profile.parquet", "samples.parquet", "arrays.safetensors")
 Json = Any
 
 
@@ -46,6 +48,7 @@ class Result:
 def save(result: Result, path: Path) -> None:
     """Write a run directory; the manifest last, so that a directory that has one is whole."""
     claim(path, str(result.manifest["kind"]))
+    _remove(path / MANIFEST)  # of an earlier run: what follows would not be its own
     files = {}
     for name, table in result.tables.items():
         files[f"{name}.parquet"] = _write(path / f"{name}.parquet", _parquet(table))
@@ -54,6 +57,8 @@ def save(result: Result, path: Path) -> None:
         files["arrays.safetensors"] = _write(path / "arrays.safetensors", data)
     manifest = {"schema": SCHEMA, **result.manifest, "files": files}
     _write(path / MANIFEST, as_json(manifest).encode())
+    for left in path.glob("*.tmp"):  # by writers that were killed
+        _remove(left)
 
 
 def load(path: Path) -> Result:
@@ -64,10 +69,13 @@ def load(path: Path) -> Result:
         file = path / name
         if not file.is_file() or file.stat().st_size != known["bytes"]:
             raise ResultError(f"{path}: {name} is missing or cut short; measure again.")
-        if name.endswith(".parquet"):
-            tables[name.removesuffix(".parquet")] = pq.read_table(file)
-        else:
-            arrays = load_file(file)
+        try:
+            if name.endswith(".parquet"):
+                tables[name.removesuffix(".parquet")] = pq.read_table(file)
+            else:
+                arrays = load_file(file)
+        except (pa.ArrowException, SafetensorError) as error:
+            raise ResultError(f"{path}: {name} is damaged ({error}); measure again.") from error
     return Result(manifest, tables, arrays)
 
 
@@ -81,37 +89,63 @@ def read_manifest(path: Path) -> dict[str, Json]:
             f"{path}: it has no {MANIFEST}, so it is no run, or one that did not finish; the command "
             "that wrote it goes on with --resume."
         )
-    manifest: dict[str, Json] = json.loads(file.read_text())
+    manifest = read_json(file)
     if manifest.get("schema", 0) > SCHEMA:
         raise ResultError(
             f"{path}: its schema is {manifest['schema']}, and this version reads up to {SCHEMA}; "
             "update outward."
         )
+    if not {"schema", "kind", "files"} <= set(manifest):
+        raise ResultError(
+            f"{path}: its {MANIFEST} is of another program; name a directory of outward's."
+        )
     return manifest
+
+
+def read_json(file: Path) -> dict[str, Json]:
+    """A file that holds one JSON object."""
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ResultError(f"{file} is damaged: {error}. Remove it, and measure again.") from error
+    if not isinstance(found, dict):
+        raise ResultError(f"{file} holds no JSON object; remove it, and measure again.")
+    return found
 
 
 def claim(path: Path, kind: str) -> None:
     """Make the directory, unless it holds something else."""
     if path.exists() and not path.is_dir():
         raise ResultError(f"{path} is a file; a run is a directory. Give another --out.")
-    strangers = [p.name for p in path.iterdir() if not _is_ours(p.name)] if path.is_dir() else []
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        names = sorted(p.name for p in path.iterdir())
+    except OSError as error:
+        raise ResultError(f"{path} cannot be made: {error.strerror}; give another --out.") from error
+    manifest = read_manifest(path) if MANIFEST in names else {"kind": kind, "files": {}}
+    if manifest["kind"] != kind:
+        raise ResultError(
+            f"{path} is a run of `{manifest['kind']}`, not of `{kind}`; give another --out."
+        )
+    strangers = [n for n in names if not _is_ours(n) and n not in manifest["files"]]
     if strangers:
         raise ResultError(
             f"{path} holds {strangers[0]!r}, which no run writes; give an empty or new --out."
         )
-    if (path / MANIFEST).is_file():
-        found = json.loads((path / MANIFEST).read_text()).get("kind")
-        if found != kind:
-            raise ResultError(f"{path} is a run of `{found}`, not of `{kind}`; give another --out.")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResultError(f"{path} cannot be made: {error.strerror}.") from error
 
 
 def _is_ours(name: str) -> bool:
-    known = (MANIFEST, "plan.json", "chunks", "arrays.safetensors", ".DS_Store")
-    return name in known or name.endswith((".parquet", ".tmp"))
+    left = name.endswith(".tmp") and name.startswith(OURS)
+    return name in (*OURS, ".DS_Store") or left
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise ResultError(
+            f"{file} cannot be replaced: {error.strerror}; give another --out."
+        ) from error
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -129,7 +163,10 @@ def write_file(path: Path, data: bytes) -> None:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ResultError(f"{path} cannot be written: {error.strerror}.") from error
+        raise ResultError(
+            f"{path} cannot be written: {error.strerror}. Mend that and go on with --resume, or give "
+            "another --out."
+        ) from error
 
 
 def _umask() -> int:
@@ -159,14 +196,12 @@ def save_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return to_bytes({k: np.ascontiguousarray(v) for k, v in arrays.items()})
 
 
-def _parquet(table: pa.Table) -> Callable[[Any], None]:
-    return lambda file: pq.write_table(table, file, compression="zstd")
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
 
 
-def _write(path: Path, data: bytes | Callable[[Any], None]) -> dict[str, Json]:
-    if callable(data):
-        sink = pa.BufferOutputStream()
-        data(sink)
-        data = sink.getvalue().to_pybytes()
+def _write(path: Path, data: bytes) -> dict[str, Json]:
     write_file(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

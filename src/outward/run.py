@@ -1,4 +1,4 @@
-"""A run, as a user holds it: numbers as DataFrames, a document, a reading, and a table in a notebook."""
+"""A run, as a user holds it: DataFrames, a document, a reading, and a table in a notebook."""
 
 import html
 import io
@@ -86,7 +86,9 @@ class Run:
     def _repr_html_(self) -> str:
         columns = [c for c in ("module", *COLUMNS) if c in self.layers]
         said = "".join(f"<li>{html.escape(s)}</li>" for s in self.reading)
-        return self.layers[columns].style.format(precision=3).to_html() + f"<ul>{said}</ul>"
+        return (
+            self.layers[columns].style.format(precision=3, escape="html").to_html() + f"<ul>{said}</ul>"
+        )
 
 
 def load(path: str | Path) -> Run:

@@ -204,6 +204,33 @@ def test_a_training_step_of_layers() -> None:
     torch.optim.AdamW(parameter_groups(net, weight_decay=0.1), lr=1e-3).step()
 
 
+def test_a_layer_of_changing_lengths_with_padding() -> None:
+    """A second length makes sizes symbols, and `m not in (1, w)` a question that they answer wrongly."""
+    layer = outward.ExclusiveAttention(32, 4)
+    compiled = torch.compile(layer, fullgraph=True)
+    for tokens in (9, 12, 9, 12):
+        x = torch.randn(2, tokens, 32)
+        valid = torch.ones(2, tokens, dtype=torch.bool)
+        assert torch.allclose(compiled(x), layer(x), atol=1e-5)
+        assert torch.allclose(compiled(x, valid=valid), layer(x, valid=valid), atol=1e-5)
+
+
+def test_a_layer_decodes_when_compiled() -> None:
+    layer = outward.ExclusiveAttention(32, 4)
+    compiled, cache = torch.compile(layer, fullgraph=True), outward.KVCache(max_tokens=TOKENS)
+    x = torch.randn(2, TOKENS, 32)
+    with torch.no_grad():
+        steps = [compiled(t, cache=cache) for t in x.split([7, 1, 1, 1, 1], dim=1)]
+        assert torch.allclose(torch.cat(steps, dim=1), layer(x), atol=1e-5)
+
+
+def test_float32_masks_beside_float64() -> None:
+    q, k, v = qkv(tokens=40)
+    mask = torch.zeros(40, 40).masked_fill(torch.ones(40, 40).triu(1) > 0, -torch.inf)
+    compiled = torch.compile(outward.exclusive_attention, fullgraph=True)
+    assert torch.allclose(compiled(q, k, v, mask=mask), causal_exclusive(q, k, v))
+
+
 def test_decoding_on_a_static_cache() -> None:
     """A step of decoding compiles once: the own key is data, not shape."""
     q, k, v = qkv(torch.float32)

@@ -25,12 +25,31 @@ Attend = outward.exclusive_attention
 x = torch.randn(2, 11, 30)
 
 
+valid = torch.ones(2, 11, dtype=torch.bool)
+right_padded = valid.clone()
+right_padded[1, 7:] = False
+layer_of_cache = outward.ExclusiveAttention(30, 5)
+
+
 def layer(**options: object) -> torch.nn.Module:
     return outward.ExclusiveAttention(30, 5, **options)
 
 
+def gap() -> object:
+    """A row that stops and goes on."""
+    cache = used_cache()
+    layer_of_cache(x[:, :1], valid=torch.tensor([[True], [False]]), cache=cache)
+    return layer_of_cache(x[:, :1], valid=valid[:, :1], cache=cache)
+
+
 def mha(query: Tensor, key: Tensor, **options: object) -> object:
     return outward.ExclusiveMultiheadAttention(30, 5, batch_first=True)(query, key, key, **options)
+
+
+def used_cache(**options: object) -> outward.KVCache:
+    cache = outward.KVCache(**options)
+    layer_of_cache(x, cache=cache)
+    return cache
 
 
 def full_cache() -> object:
@@ -225,6 +244,121 @@ MESSAGES: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         ValueError,
         ["causal=False", "without a cache"],
     ),
+    "a cache of nothing": (
+        lambda: outward.KVCache(max_tokens=0),
+        ValueError,
+        ["max_tokens=0", "at least one token"],
+    ),
+    "a cache of no window": (lambda: outward.KVCache(window=0), ValueError, ["window=0"]),
+    "a layer of no window": (lambda: layer(window=0), ValueError, ["window=0", "1 or more"]),
+    "a layer of no heads": (
+        lambda: outward.ExclusiveAttention(30, 0),
+        ValueError,
+        ["num_heads=0", "1 or more"],
+    ),
+    "a layer of no value heads": (
+        lambda: layer(num_kv_heads=0),
+        ValueError,
+        ["num_kv_heads=0", "1 or more"],
+    ),
+    "another batch in the cache": (
+        lambda: layer_of_cache(x[:1], cache=used_cache()),
+        ValueError,
+        ["k (1, 5, 11, 6)", "the cache holds k (2, 5, 11, 6)", "another cache"],
+    ),
+    "another type in the cache": (
+        lambda: used_cache().append(*(t.double() for t in used_cache()._kept[:2]), valid),
+        ValueError,
+        ["torch.float64", "torch.float32"],
+    ),
+    "another dim in the cache": (
+        lambda: used_cache().append(torch.ones(2, 5, 1, 7), torch.ones(2, 5, 1, 6), valid[:, :1]),
+        ValueError,
+        ["k (2, 5, 1, 7)", "the cache holds k (2, 5, 11, 6)"],
+    ),
+    "one cache for two layers": (
+        lambda: layer()(x, cache=used_cache()),
+        ValueError,
+        ["another layer", "one for each layer"],
+    ),
+    "padding on the right of a prompt": (
+        lambda: layer()(x, valid=right_padded, cache=outward.KVCache()),
+        ValueError,
+        ["Pad prompts on the left", "positions"],
+    ),
+    "padding between tokens": (gap, ValueError, ["Pad prompts on the left"]),
+    "valid as numbers": (
+        lambda: layer()(x, valid=valid.float()),
+        ValueError,
+        ["valid (2, 11), torch.float32", "(batch, token) = (2, 11)", ".bool()"],
+    ),
+    "valid as integers": (lambda: layer()(x, valid=valid.long()), ValueError, [".bool()"]),
+    "valid of one column": (
+        lambda: layer()(x, valid=valid[:, :1]),
+        ValueError,
+        ["valid (2, 1)", "(2, 11)"],
+    ),
+    "valid of one axis": (lambda: layer()(x, valid=valid[0]), ValueError, ["valid (11,)", "(2, 11)"]),
+    "documents of one axis": (
+        lambda: layer()(x, document=torch.arange(11)),
+        ValueError,
+        ["document (11,)", "(2, 11)"],
+    ),
+    "a strength that is no number": (
+        lambda: outward.exclude_self(y, v, strength=float("nan")),
+        ValueError,
+        ["strength nan", "finite"],
+    ),
+    "strengths that are no numbers": (
+        lambda: outward.exclude_self(y, v, strength=torch.full((15,), torch.nan)),
+        ValueError,
+        ["strength (15,)", "NaN"],
+    ),
+    "a self_key that is a number": (
+        lambda: Attend(q[:, :, :1], k, v, self_key=9),
+        TypeError,
+        ["self_key is 9", "a tensor of indices"],
+    ),
+    "a strength per nothing": (
+        lambda: outward.GatedExclusiveAttention(30, 5, per="tokens"),
+        ValueError,
+        ["per='tokens'", "head, token"],
+    ),
+    "a gate per nothing": (
+        lambda: outward.GatedAttention(30, 5, per="token"),
+        ValueError,
+        ["per='token'", "element, head"],
+    ),
+    "keys of another width in the drop-in": (
+        lambda: outward.ExclusiveMultiheadAttention(30, 5, kdim=32),
+        ValueError,
+        ["kdim=32", "embed_dim, 30", "vdim"],
+    ),
+    "integer masks in the drop-in": (
+        lambda: mha(x, x, attn_mask=torch.ones(11, 11).long()),
+        TypeError,
+        ["attn_mask is torch.int64", "True hides"],
+    ),
+    "integer padding in the drop-in": (
+        lambda: mha(x, x, key_padding_mask=valid.long()),
+        TypeError,
+        ["key_padding_mask is torch.int64"],
+    ),
+    "a mask of another length in the drop-in": (
+        lambda: mha(x, x, attn_mask=torch.ones(1, 11).bool()),
+        ValueError,
+        ["attn_mask (1, 11)", "(11, 11) or (10, 11, 11)"],
+    ),
+    "a mask of too few heads in the drop-in": (
+        lambda: mha(x, x, attn_mask=torch.ones(5, 11, 11).bool()),
+        ValueError,
+        ["attn_mask (5, 11, 11)"],
+    ),
+    "padding of one row in the drop-in": (
+        lambda: mha(x, x, key_padding_mask=valid[:1]),
+        ValueError,
+        ["key_padding_mask (1, 11)", "(2, 11)"],
+    ),
     "a strength out of reach": (
         lambda: Strength(5, by="sigmoid", initial=0.0),
         ValueError,
@@ -273,3 +407,37 @@ def test_a_failed_append_leaves_the_cache_as_it_was() -> None:
     assert cache.num_tokens == 11
     attention(x[:, :1], cache=cache)
     assert cache.num_tokens == 12
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tokens": 15}, {"window": 4}], ids=str)
+def test_whatever_fails_leaves_the_cache_as_it_was(options: dict[str, int]) -> None:
+    """Among it what is found only when the new tokens are in: NaN, which the next step would see."""
+    attention = layer(window=options.get("window")).eval()
+    cache, untouched = outward.KVCache(**options), outward.KVCache(**options)
+    for c in (cache, untouched):
+        attention(x, cache=c)
+    for wrong in (x[:, :2] * torch.nan, x[:1], x[..., :29], x.double()):
+        with pytest.raises((ValueError, RuntimeError)):
+            attention(wrong, cache=cache)
+        assert cache.num_tokens == 11
+    for step in (x[:, :1], x[:, 3:5]):
+        assert torch.equal(attention(step, cache=cache), attention(step, cache=untouched))
+
+
+def test_a_failed_first_call_leaves_a_cache_to_any_layer() -> None:
+    cache = outward.KVCache(max_tokens=12)
+    with pytest.raises(ValueError, match="NaN"):
+        layer()(x * torch.nan, cache=cache)
+    assert torch.equal(layer_of_cache(x, cache=cache), layer_of_cache(x, cache=outward.KVCache()))
+
+
+def test_padding_where_it_is_harmless() -> None:
+    """On the left, in pieces; behind a row that is done; and on the right where there are no positions."""
+    cache, left = outward.KVCache(), valid.clone()
+    left[1, :4] = False
+    for part, seen in zip(x.split([3, 8], 1), left.split([3, 8], 1), strict=True):
+        layer_of_cache(part, valid=seen, cache=cache)
+    for _ in range(2):
+        layer_of_cache(x[:, :1], valid=torch.tensor([[True], [False]]), cache=cache)
+    layer(rotary_base=None)(x, valid=right_padded, cache=outward.KVCache())
+    layer_of_cache(x, valid=right_padded)

@@ -230,11 +230,40 @@ def test_the_identity_alone_is_not_enough() -> None:
     limit = torch.finfo(torch.float32).eps ** 0.5 * v.abs().max().item()
     lse = torch.logsumexp(SCALE * q @ k.mT + causal_bias(dtype=torch.float32), dim=-1)
     score = SCALE * (q * k).sum(dim=-1)
-    rest = 1 - P.diagonal(dim1=-2, dim2=-1)
-    safe = rest >= forms.smallest_rest(score, lse, torch.float32)
+    safe = forms.keeps_half(z, y, v, score, lse)
     assert safe.any()
     assert (error[safe] <= limit).all(), "the derived bound keeps what it promises"
     assert (error[~safe] > limit).any(), "and rows beyond it need it"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.bfloat16, 1e3), (torch.float32, 1e8), (torch.float64, 1e17)]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_self_of_a_value_that_drowns_the_others(
+    dtype: torch.dtype, size: float, masked: bool
+) -> None:
+    """What is left of y without it is rounding, however small its weight."""
+    q, k, v = qkv(dtype, heads=KV, kv_heads=KV, tokens=40)
+    v[:, :, 20] *= size
+    bias = torch.zeros(40, 40, dtype=dtype).masked_fill(torch.arange(40) == 20, -torch.inf)
+    bias[20] = 0  # nobody but the token itself sees the large one
+    exact = reference.no_self(q.double(), k.double(), v.double(), SCALE, bias.double())[:, :, 20]
+    mask = bias if masked else torch.isfinite(bias)
+    z = outward.no_self_attention(q, k, v, mask=mask)[:, :, 20]
+    assert_within(z, exact, torch.finfo(dtype).eps ** 0.5 * exact.abs().max().item())
+
+
+@EVERY_FORM
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_queries(form: Form, causal: bool) -> None:
+    _, k, v = qkv()
+    q, none = qkv()[0][:, :, :0], torch.zeros(0, dtype=torch.long)
+    sizes = {"strength": (HEADS,), "gate": (BATCH, HEADS, 0, DIM), "direction": (HEADS, DIM)}
+    extra = {n: torch.ones(sizes[n], dtype=torch.float64) for n in form.arguments}
+    for keys, values in ((k, v), (k[:, :, :0], v[:, :, :0])):
+        z = form.fast(q, keys, values, causal=causal, self_key=none, **extra)
+        assert z.shape == (BATCH, HEADS, 0, DIM)
 
 
 def test_no_self_of_a_key_score_of_zero() -> None:

@@ -1,6 +1,8 @@
 """The layers: parameters, options, strengths, and what the optimizer gets."""
 
+import inspect
 import math
+import pydoc
 
 import pytest
 import torch
@@ -106,6 +108,35 @@ def test_random_directions_are_fixed_by_their_seed() -> None:
     assert not torch.equal(one.direction, other.direction)
     assert "direction" in one.state_dict()
     assert torch.allclose(one.direction.norm(dim=-1), torch.ones(HEADS))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("GatedExclusiveAttention", {"by": "tanh", "initial_strength": 0.5}),
+        ("GatedExclusiveAttention", {"by": "sigmoid", "initial_strength": 0.5, "per": "token"}),
+        ("RandomDirectionAttention", {}),
+        ("ExclusiveAttention", {}),
+    ],
+)
+def test_layers_without_storage(name: str, options: dict[str, object]) -> None:
+    """For models too large to be made twice: torch.device("meta")."""
+    with torch.device("meta"):
+        layer = getattr(outward, name)(WIDTH, HEADS, **options)
+    assert {t.device.type for t in (*layer.parameters(), *layer.buffers())} == {"meta"}
+
+
+@pytest.mark.parametrize("name", [n for n in outward._HOME if n.endswith("Attention")])
+def test_help_shows_every_option(name: str) -> None:
+    kind = getattr(outward, name)
+    if issubclass(kind, nn.MultiheadAttention):
+        return
+    text = pydoc.plain(pydoc.render_doc(kind))
+    assert "**options" not in str(inspect.signature(kind))
+    for option in ("num_kv_heads", "head_dim", "causal", "rotary_base", "window", "bias", "dropout"):
+        assert option in inspect.signature(kind).parameters
+        assert f"{option}: " in text
+    kind(WIDTH, HEADS, num_kv_heads=1, window=3)
 
 
 def model() -> nn.Sequential:

@@ -71,14 +71,18 @@ def test_without_exclusion_it_is_the_original(
     options: dict[str, object], mask: str, need_weights: bool
 ) -> None:
     """At strength 0: outputs and weights of torch, under every mask that torch takes."""
-    if mask == "hinted" and not need_weights and any(o.startswith("add_") for o in options):
-        return  # torch drops the added keys there, and only there: a hint that changes the result
     original, drop_in = pair(**options)
     drop_in.strength = 0.0
+    added_keys = any(o.startswith("add_") for o in options)
     x, value = hidden(), hidden(options.get("vdim", WIDTH))
     if not options.get("batch_first"):
         x, value = x.transpose(0, 1), value.transpose(0, 1)
     call = {"need_weights": need_weights, **masks()[mask]}
+    if mask == "hinted" and not need_weights and added_keys:
+        # torch hides the added keys there, and only there: a hint that changes the result
+        with pytest.raises(ValueError, match="the added keys come last"):
+            drop_in(x, x, value, **call)
+        return
     (want, want_weights), (got, weights) = (m(x, x, value, **call) for m in (original, drop_in))
     assert_within(got, want, BOUND)
     if need_weights:
@@ -129,6 +133,45 @@ def test_a_token_that_sees_nothing_gets_the_bias_alone() -> None:
     for need_weights in (True, False):
         out, _ = drop_in(x, x, x, attn_mask=mask, need_weights=need_weights)
         assert_within(out[:, 3], drop_in.out_proj.bias.expand(2, -1), BOUND)
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float64).min, -1e9])
+def test_weights_asked_for_or_not_the_result_is_one(value: float) -> None:
+    """Rows that see nothing too, whichever number hides."""
+    _, drop_in = pair(batch_first=True)
+    x = hidden()
+    later = torch.zeros(TOKENS, TOKENS, dtype=torch.float64)
+    later = later.masked_fill(torch.ones(TOKENS, TOKENS).triu(1) > 0, value)
+    padding = torch.zeros(2, TOKENS, dtype=torch.float64)
+    padding[1, :3] = value
+    call = {"attn_mask": later, "key_padding_mask": padding}
+    with_weights, weights = drop_in(x, x, x, **call)
+    without, _ = drop_in(x, x, x, need_weights=False, **call)
+    assert_within(without, with_weights, BOUND)
+    assert not weights[1, :3].any()
+    assert_within(with_weights[1, :3], drop_in.out_proj.bias.expand(3, -1), BOUND)
+
+
+@pytest.mark.parametrize("shape", [(), (HEADS,)])
+def test_a_strength_that_learns(shape: tuple[int, ...]) -> None:
+    original, drop_in = pair()
+    drop_in.strength = nn.Parameter(torch.full(shape, 0.5, dtype=torch.float64))
+    assert set(drop_in.state_dict()) - set(original.state_dict()) == {"strength"}
+    x = hidden()
+    drop_in(x, x, x)[0].square().sum().backward()
+    assert drop_in.strength.grad is not None
+    assert drop_in.strength.grad.all()
+
+
+@EVERY_CONFIGURATION
+def test_parameters_may_be_drawn_again(options: dict[str, object]) -> None:
+    """As by initialisers of models; the fast path of torch's encoder stays shut."""
+    _, drop_in = pair(**options)
+    before = {n: p.detach().clone() for n, p in drop_in.named_parameters()}
+    drop_in._reset_parameters()
+    name = "v_proj_weight" if "vdim" in options else "in_proj_weight"
+    assert not torch.equal(getattr(drop_in, name), before[name])
+    assert not drop_in._qkv_same_embed_dim
 
 
 @pytest.mark.parametrize("padded", [False, True])

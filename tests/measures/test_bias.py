@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from measures.naive import naive_bias
 from outward.attention.call import AttentionCall
-from outward.measures.bias import PER_TOKEN, bias
+from outward.measures.bias import PER_TOKEN, Kernel, bias
 from outward.taps.capture import capture
 
 BATCH, TOKENS, VOCABULARY = 2, 13, 97
@@ -105,14 +105,15 @@ CENTRED_TOLERANCE = 2**13 * torch.finfo(torch.float32).eps
 TOKEN_TOLERANCE = 2e-5
 
 
+@pytest.mark.parametrize("kernel", ["torch", "native"])
 @pytest.mark.parametrize("padding", PADDING)
 @pytest.mark.parametrize("name", MODELS)
-def test_equals_the_naive_computation(name: str, padding: str) -> None:
+def test_equals_the_naive_computation(name: str, padding: str, kernel: Kernel) -> None:
     calls, valid = calls_of(MODELS[name](), padding)
     starts = valid.long().argmax(dim=1)[:, None].expand(BATCH, TOKENS)
     assert len(calls) == 2
     for call in calls:
-        got = bias(call)
+        got = bias(call, kernel=kernel)
         exact, pairs = naive_bias(call, starts, valid)
         assert torch.equal(got.kept.expand(BATCH, -1), ~exact[0, :, 0].isnan())
         compare(got.tokens, exact)

@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from outward.sources.batches import batches
 from outward.sources.errors import SourceError
 from outward.sources.models import load_model
 from outward.sources.source import Source
@@ -60,6 +61,13 @@ def test_a_folder_gives_the_model_it_was_saved_as(
     assert source.processor is not None
     assert not source.model.training
     assert not any(p.requires_grad for p in source.model.parameters())
+
+
+def test_of_two_towers_the_one_for_images_is_run(folder: Folder) -> None:
+    source = load_model(str(folder("clip")))
+    assert (source.kind, source.body) == ("image", source.model.vision_model)
+    (batch,) = batches(source, None, samples=2)
+    assert source.body(**batch.inputs)[0].shape == (2, 17, 32)
 
 
 def test_the_identity_tells_models_apart(folder: Folder, tmp_path: Path) -> None:

@@ -244,6 +244,11 @@ def test_the_field_can_be_named_and_a_wrong_one_is_told_the_others(kind: str, tm
         windows(path)
 
 
+def test_a_field_of_what_has_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"field 'body': .*a\.txt has no fields"):
+        windows(written(tmp_path / "a.txt", GOOD), field="body")
+
+
 def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"a\.parquet is no Parquet file"):
         windows(written(tmp_path / "a.parquet", "PAR, or not"))

@@ -8,6 +8,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -126,10 +129,20 @@ def wav2vec2() -> tuple[Any, ...]:
     return Wav2Vec2ForCTC(config), Wav2Vec2FeatureExtractor(return_attention_mask=False)
 
 
+def clip() -> tuple[Any, ...]:
+    torch.manual_seed(6)
+    text = {**SMALL, "vocab_size": 60, "max_position_embeddings": 8}
+    vision = {**SMALL, "image_size": 32, "patch_size": 8}
+    size = {"height": 32, "width": 32}
+    processor = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size)
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)), processor
+
+
 MAKERS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "llama": llama,
     "bert": bert,
     "vit": vit,
     "whisper": whisper,
     "wav2vec2": wav2vec2,
+    "clip": clip,
 }

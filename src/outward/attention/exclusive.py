@@ -16,12 +16,12 @@ differentiated, both become plain operations that autograd knows. Compiled, the 
 is in them becomes operations that the compiler fuses.
 """
 
+import math
 from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from outward.attention.inputs import (
     Keys,
@@ -34,6 +34,7 @@ from outward.attention.inputs import (
     check_own_values,
     check_qkv,
     check_yv,
+    looks_at_values,
     own_keys,
     own_values,
 )
@@ -47,11 +48,14 @@ from outward.attention.projection import (
     project_rows,
 )
 from outward.attention.standard import (
-    autocast,
+    differentiates_again,
     flash_attention,
     flash_gradient,
+    for_flash,
     has_flash,
     is_transformed,
+    plain_attention,
+    plain_gradient,
     softmax_attention,
 )
 
@@ -113,7 +117,7 @@ def exclusive_attention(
     mask = check_mask(mask, q, k)
     self_key = own_keys(q, k, causal=causal, mask=mask, self_key=self_key)
     if self_key is None and has_flash(q, k, v, mask, dropout):
-        return _ExclusiveFlash.apply(*autocast(q, k, v), mask, causal, scale, impl)
+        return _ExclusiveFlash.apply(*for_flash(q, k, v), mask, causal, scale, impl)
     y = softmax_attention(q, k, v, causal, mask, scale, self_key, dropout)
     return exclude_self(y, own_values(v, self_key).to(y.dtype), impl=impl)
 
@@ -127,7 +131,14 @@ def check_impl(impl: str) -> None:
 def check_strength(strength: Tensor | float | int | None, y: Tensor) -> Strength:
     """None, a number, (head,) or (batch, head, token) to a number or four axes."""
     if strength is None or isinstance(strength, int | float):
-        return WHOLE if strength is None else float(strength)
+        alpha = WHOLE if strength is None else float(strength)
+        if not (torch.compiler.is_compiling() or math.isfinite(alpha)):
+            raise ValueError(
+                f"strength {alpha}: it must be a finite number; 1 takes out the whole part."
+            )
+        return alpha
+    if looks_at_values(strength) and not strength.isfinite().all():
+        raise ValueError(f"strength {tuple(strength.shape)} holds NaN or infinity.")
     if strength.device != y.device:
         raise TypeError(f"strength is on {strength.device} and y on {y.device}; use .to(...) first.")
     if strength.ndim == 0:
@@ -153,13 +164,6 @@ def group_strength(alpha: Tensor, pairs: Tensor) -> Tensor:
     if alpha.shape[1] == 1:
         return alpha.unsqueeze(1)
     return alpha.unflatten(1, pairs.shape[1:3])
-
-
-def differentiates_again(gz: Tensor) -> bool:
-    """Whether the backward pass must consist of operations that autograd or torch.func knows."""
-    if torch.compiler.is_compiling():  # a compiled backward pass is final
-        return False
-    return torch.is_grad_enabled() or is_transformed(gz)
 
 
 def refuse_old_batching(gz: Tensor) -> None:
@@ -190,8 +194,8 @@ class _ExcludeSelf(torch.autograd.Function):
         y, v, strength = ctx.saved_tensors
         alpha = ctx.number if strength is None else strength
         if differentiates_again(gz):
-            z1, a = project_rows(y, v, WHOLE)
-            gy, gv, g_alpha = gradient_summed(gz, z1, a, v, alpha)
+            z1, c = project_rows(y, v, WHOLE)
+            gy, gv, g_alpha = gradient_summed(gz, z1, c, v, alpha)
         else:
             z1, a = project(y, v, WHOLE, impl=ctx.impl, in_place=False)
             gy, gv, g_alpha = gradient(gz, z1, a, v, alpha, impl=ctx.impl)
@@ -214,7 +218,6 @@ class _ExclusiveFlash(torch.autograd.Function):
         scale: float | None,
         impl: Impl,
     ) -> Tensor:
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         y, lse = flash_attention(q, k, v, mask, causal, scale)
         z1, a = project(*pair(y, v), WHOLE, impl=impl, in_place=True)
         z = z1.flatten(1, 2) if torch.compiler.is_compiling() else y
@@ -227,7 +230,7 @@ class _ExclusiveFlash(torch.autograd.Function):
         refuse_old_batching(gz)
         q, k, v, z, lse, a, mask = ctx.saved_tensors
         if differentiates_again(gz):
-            grads = _differentiable_gradient(gz, q, k, v, mask, ctx.causal, ctx.scale)
+            grads = _plain_exclusive_gradient(gz, q, k, v, mask, ctx.causal, ctx.scale)
             return *grads, None, None, None, None
         (z1, values), (gz1, _) = pair(z, v), pair(gz, v)
         gy, gv, _ = gradient(gz1, z1, a, values, WHOLE, impl=ctx.impl)
@@ -237,7 +240,7 @@ class _ExclusiveFlash(torch.autograd.Function):
         return gq, gk, gv_through_y.add_(gv.squeeze(2)), None, None, None, None
 
 
-def _differentiable_gradient(
+def _plain_exclusive_gradient(
     gz: Tensor,
     q: Tensor,
     k: Tensor,
@@ -247,8 +250,9 @@ def _differentiable_gradient(
     scale: float | None,
 ) -> tuple[Tensor, ...]:
     """The gradient once more by plain operations, so that it can be differentiated in turn."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        q, k, v = (x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v))
-        y = softmax_attention(q, k, v, causal, mask, scale, None, 0.0)
-        z, _ = project_rows(*pair(y, v), WHOLE)
-    return torch.autograd.grad(z.flatten(1, 2), (q, k, v), gz, create_graph=torch.is_grad_enabled())
+    y = plain_attention(q, k, v, mask, causal, scale, 0.0)
+    (y1, values), (gz1, _) = pair(y, v), pair(gz, v)
+    z1, c = project_rows(y1, values, WHOLE)
+    gy, gv, _ = gradient_summed(gz1, z1, c, values, WHOLE)
+    gq, gk, gv_through_y = plain_gradient(gy.flatten(1, 2), q, k, v, mask, causal, scale)
+    return gq, gk, gv_through_y + gv.squeeze(2)

@@ -12,7 +12,7 @@ No form lets a token see more than the mask shows it: a mean is the mean of the 
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from outward.attention.exclusive import exclude_self
@@ -31,12 +31,14 @@ from outward.attention.inputs import (
     own_values,
     shapes,
 )
+from outward.attention.masks import itself_mask
 from outward.attention.projection import Impl, widen
 from outward.attention.standard import (
     additive,
-    autocast,
     flash_attention,
+    for_flash,
     has_flash,
+    needs_gradient,
     restrict,
     softmax_attention,
     standard_attention,
@@ -89,7 +91,7 @@ def gated_attention(
     y = standard_attention(
         q, k, v, causal=causal, mask=mask, scale=scale, self_key=self_key, dropout=dropout
     )
-    if gate.shape not in (y.shape, (*y.shape[:3], 1)):
+    if gate.shape[:3] != y.shape[:3] or (gate.shape[3:] != y.shape[3:] and gate.shape[3:] != (1,)):
         raise ValueError(
             f"{shapes(gate=gate)}: it must have the shape of the output, {tuple(y.shape)}, or a last "
             "axis of 1 for one gate per head and token."
@@ -195,12 +197,9 @@ def no_self_attention(
     check_qkv(q, k, v, dropout)
     mask = check_mask(mask, q, k)
     self_key = own_keys(q, k, causal=causal, mask=mask, self_key=self_key)
-    inputs = [x for x in (q, k, v, mask) if x is not None]
-    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    by_identity = not (needs_gradient or torch.compiler.is_compiling()) and self_key is None
-    if by_identity and has_flash(q, k, v, mask, dropout):
-        q, k, v = autocast(q, k, v)
-        return _no_self_by_identity(q, k, v, causal, mask, scale)
+    by_identity = self_key is None and not torch.compiler.is_compiling()
+    if by_identity and not needs_gradient(q, k, v, mask) and has_flash(q, k, v, mask, dropout):
+        return _no_self_by_identity(*for_flash(q, k, v), mask, causal, scale)
     others = hide_self(q, k, causal=causal, mask=mask, self_key=self_key)
     return softmax_attention(q, k, v, False, others, scale, None, dropout)
 
@@ -213,8 +212,7 @@ def hide_self(
         mask = restrict(mask, self_key, q, k)
     if self_key is None:
         self_key = torch.arange(q.shape[2], device=q.device)
-    keys = torch.arange(k.shape[2], device=q.device)
-    itself = (keys == self_key[..., None]).view(-1, 1, q.shape[2], k.shape[2])
+    itself = itself_mask(self_key, k.shape[2])
     if mask is None:
         return ~itself
     return mask & ~itself if mask.dtype == torch.bool else mask.masked_fill(itself, -torch.inf)
@@ -228,7 +226,7 @@ def without_self(
     """(y_i - P_ii v_i) / (1 - P_ii): what attention returns without the token itself.
 
     Exact on paper, but the division lets the rounding of y and P_ii grow by 1/(1 - P_ii): use it
-    only where `smallest_rest` is kept. Not for training: the log-sum-exp that P_ii comes from
+    only in rows that `keeps_half` says. Not for training: the log-sum-exp that P_ii comes from
     carries no gradient.
     """
     own = v.repeat_interleave(y.shape[1] // v.shape[1], dim=1)
@@ -236,24 +234,34 @@ def without_self(
     return ((widen(y) - weight * widen(own)) / (1 - weight)).to(y.dtype)
 
 
-def smallest_rest(
+def keeps_half(
+    z: Float[Tensor, "batch head token dim"],
+    y: Float[Tensor, "batch head token dim"],
+    v: Float[Tensor, "batch kv_head token dim"],
     score: Float[Tensor, "batch head token"],
     lse: Float[Tensor, "batch head token"],
-    dtype: torch.dtype,
-) -> Float[Tensor, "batch head token"]:
-    """The least 1 - P_ii at which `without_self` keeps half of the digits of `dtype`.
+) -> Bool[Tensor, "batch head token"]:
+    """The rows in which z = `without_self` keeps half of its digits, relative to its largest entry.
 
-    y comes rounded to eps of its type, and P_ii = exp(s - lse) with a relative error of eps of
-    the arithmetic times (|s| + |lse|), plus some eps for exp and the sums. Divided by 1 - P_ii,
-    relative to the largest value, that shall stay below sqrt(eps).
+    y comes rounded to eps of its type, of itself and of the part P_ii v_i that is to go; and
+    P_ii = exp(s - lse) has a relative error of eps of the arithmetic times (|s| + |lse|), plus some
+    eps for exp and the sums. Divided by 1 - P_ii, that shall stay below sqrt(eps) |z_i|: a large
+    v_i, that drowns the others, fails it as a large P_ii does.
     """
-    eps, inner = torch.finfo(dtype).eps, torch.finfo(score.dtype).eps
+    eps, inner = torch.finfo(y.dtype).eps, torch.finfo(score.dtype).eps
+    weight = (score - lse).exp()
+    own = weight * _largest(v).repeat_interleave(y.shape[1] // v.shape[1], dim=1)
     size = (score.abs() + lse.abs()).nan_to_num(0, posinf=0)  # a hidden own key: P_ii = 0
-    return (2 * eps + inner * (2 * size + 8)) / eps**0.5
+    error = 2 * eps * (_largest(y) + own) + inner * (2 * size + 8) * own
+    return error <= eps**0.5 * (1 - weight) * _largest(z)
+
+
+def _largest(x: Tensor) -> Tensor:
+    return widen(x.abs().amax(dim=-1))
 
 
 def _no_self_by_identity(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Mask | None, scale: float | None
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, causal: bool, scale: float | None
 ) -> Tensor:
     """`no_self_attention` by the identity; the rows where that is not safe once more by the mask."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -263,9 +271,8 @@ def _no_self_by_identity(
     if mask is not None:
         own_mask = mask.expand(-1, -1, q.shape[2], -1).diagonal(dim1=2, dim2=3)
         score = torch.where(is_visible(own_mask), score + additive(own_mask, score), -torch.inf)
-    weight = (score - lse).exp()
-    z = without_self(y, v, weight)
-    unsafe = ~(1 - weight >= smallest_rest(score, lse, q.dtype))
+    z = without_self(y, v, (score - lse).exp())
+    unsafe = ~keeps_half(z, y, v, score, lse)
     tokens = unsafe.flatten(0, 1).any(dim=0).nonzero()[:, 0]
     if len(tokens) > 0:
         rows = mask if mask is None or mask.shape[2] == 1 else mask[:, :, tokens]

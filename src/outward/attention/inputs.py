@@ -1,8 +1,8 @@
 """What every form accepts, checked once: shapes, masks, and which key is a token's own.
 
-Only shapes, types and devices are checked in compiled code and on accelerators, where a look at
-the values would cost a graph break or a synchronisation; on the CPU in eager mode the values of
-`self_key` and of masks are checked too.
+Only shapes, types and devices are checked in compiled code, under torch.func and on accelerators,
+where a look at the values would cost a graph break or a synchronisation; on the CPU in eager mode
+the values of `self_key` and of masks are checked too.
 """
 
 import torch
@@ -15,6 +15,12 @@ Values = Float[Tensor, "batch kv_head key value_dim"]
 Output = Float[Tensor, "batch head query value_dim"]
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."]
 SelfKey = Int[Tensor, " query"] | Int[Tensor, "batch query"]
+
+# No additive mask hides below this; from 2^26 on, numbers of float32 lie 8 apart, and a score that is
+# added to one is lost. Biases stay above: those of ALiBi reach -1e6 at a million tokens. Masks that
+# mean to hide lie below: -1e8, -1e9, finfo.min. (exp(mask) = 0 would be too high a bar: a softmax is
+# blind to what a row has in common, and a bias of -1000 says only that other keys come first.)
+LOWEST_BIAS = -(2.0**26)
 
 SELF_KEY_RULE = (
     "Which key is each query's own cannot be told from shapes. With a cache, pass self_key, the "
@@ -87,7 +93,7 @@ def check_alike(**tensors: Tensor) -> None:
 
 
 def check_mask(mask: Mask | None, q: Tensor, k: Tensor) -> Mask | None:
-    """A boolean (True: visible) or additive mask, brought to 4 axes."""
+    """A boolean (True: visible) or additive mask, brought to 4 axes; -inf where it hides."""
     if mask is None:
         return None
     if mask.dtype != torch.bool and mask.dtype not in (q.dtype, torch.float32):
@@ -99,13 +105,16 @@ def check_mask(mask: Mask | None, q: Tensor, k: Tensor) -> Mask | None:
         raise TypeError(f"mask is on {mask.device} and q on {q.device}; use .to(...) first.")
     want = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     four = mask[(None,) * (4 - mask.ndim)] if mask.ndim < 4 else mask
-    if four.ndim != 4 or any(m not in (1, w) for m, w in zip(four.shape, want, strict=True)):
+    # not `m not in (1, w)`: the compiler gets that wrong where sizes are symbols
+    if four.ndim != 4 or any(m != 1 and m != w for m, w in zip(four.shape, want, strict=True)):
         raise ValueError(
             f"mask {tuple(mask.shape)} does not broadcast to (batch, head, query, key) = {want}."
         )
     if looks_at_values(mask) and mask.dtype != torch.bool and mask.isnan().any():
         raise ValueError(f"mask {tuple(mask.shape)} holds NaN; an additive mask hides with -inf.")
-    return four
+    if four.shape[3] != k.shape[2]:  # what has one column speaks of every key
+        four = four.expand(-1, -1, -1, k.shape[2]).contiguous()
+    return four if four.dtype == torch.bool else four.masked_fill(~is_visible(four), -torch.inf)
 
 
 def own_keys(
@@ -137,8 +146,10 @@ def own_values(v: Values, self_key: SelfKey | None) -> Float[Tensor, "batch kv_h
 
 
 def is_visible(mask: Mask) -> Bool[Tensor, "..."]:
-    """Which keys a mask shows. Additive masks hide with -inf, or (transformers) finfo.min."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    """Which keys a mask shows. Additive ones hide by -inf, finfo.min, or what no bias reaches: -1e9."""
+    if mask.dtype == torch.bool:
+        return mask
+    return mask > max(torch.finfo(mask.dtype).min / 2, LOWEST_BIAS)
 
 
 def last_visible_key(mask: Mask) -> Int[Tensor, "batch query"]:
@@ -159,13 +170,17 @@ def last_visible_key(mask: Mask) -> Int[Tensor, "batch query"]:
 
 
 def looks_at_values(x: Tensor) -> bool:
-    """Whether a check of values is free here: in eager mode, on the CPU."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether a check of values is free here: in eager mode, on the CPU, outside torch.func."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _check_self_key(self_key: SelfKey, q: Tensor, k: Tensor) -> SelfKey:
     batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
-    if self_key.shape not in ((queries,), (batch, queries)):
+    if not isinstance(self_key, Tensor):
+        raise TypeError(f"self_key is {self_key!r}: it must be a tensor of indices, one per query.")
+    if self_key.shape != (queries,) and self_key.shape != (batch, queries):
         raise ValueError(
             f"self_key {tuple(self_key.shape)}: it must be (query,) = ({queries},) or "
             f"(batch, query) = ({batch}, {queries})."

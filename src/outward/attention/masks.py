@@ -15,6 +15,11 @@ def causal_mask(self_key: SelfKey, num_keys: int) -> Bool[Tensor, "#batch 1 quer
     return _key_minus_self(self_key, num_keys) <= 0
 
 
+def itself_mask(self_key: SelfKey, num_keys: int) -> Bool[Tensor, "#batch 1 query key"]:
+    """Each query sees its own key and no other: j = self_key_i."""
+    return _key_minus_self(self_key, num_keys) == 0
+
+
 def window_mask(self_key: SelfKey, num_keys: int, *, size: int) -> Bool[Tensor, "#batch 1 query key"]:
     """Each query sees keys fewer than `size` places from its own: |j - self_key_i| < size."""
     if size < 1:

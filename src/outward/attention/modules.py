@@ -1,9 +1,12 @@
 """Attention layers, one for each form. (The drop-in for `nn.MultiheadAttention`: multihead.py.)"""
 
+import inspect
+import math
 from abc import abstractmethod
+from contextlib import nullcontext
 from functools import reduce
 from operator import and_
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +22,7 @@ from outward.attention.forms import (
     no_self_attention,
     random_direction_attention,
 )
-from outward.attention.inputs import Mask, SelfKey
+from outward.attention.inputs import Mask, SelfKey, looks_at_values
 from outward.attention.masks import document_mask, padding_mask, window_mask
 from outward.attention.projection import Impl
 from outward.attention.standard import standard_attention
@@ -51,14 +54,33 @@ class Options(TypedDict, total=False):
     dropout: float
 
 
+def _spelled_out(init: Any) -> inspect.Signature:
+    """The signature of a layer's __init__ with the options of `Attention` in the place of **options."""
+    own = [p for p in inspect.signature(init).parameters.values() if p.kind != p.VAR_KEYWORD]
+    common = inspect.signature(Attention.__init__).parameters.values()
+    return inspect.Signature([*own, *(p for p in common if p.kind == p.KEYWORD_ONLY)])
+
+
 class Attention(nn.Module):
     """Self-attention from hidden states to hidden states; each form is a subclass and no more.
 
+    width, num_heads: of the hidden states, and how many heads share the work.
     num_kv_heads: heads of k and v, each serving a group of query heads; num_heads unless given.
     head_dim: width // num_heads unless given.
-    rotary_base: of rotary position embeddings; None for no positions.
+    causal: no token sees a later one; True unless given.
+    rotary_base: of rotary position embeddings, 10000 unless given; None for no positions.
     window: a token sees itself and window - 1 tokens before it (and after it, if not causal).
+    bias: whether the four linear maps have one.
+    dropout: the probability with which a weight of attention is dropped in training.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """`help` of a form shows the options of every layer, which it takes as **options."""
+        super().__init_subclass__(**options)
+        common = (inspect.getdoc(Attention) or "").partition("\n\n")[2]
+        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{common}"
+        if cls.__init__ is not Attention.__init__:
+            cls.__init__.__signature__ = _spelled_out(cls.__init__)  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -75,6 +97,13 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_positive(
+            width=width,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            window=window,
+        )
         _check_sizes(width, num_heads, num_kv_heads, head_dim, rotary_base)
         head_dim = width // num_heads if head_dim is None else head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -99,12 +128,26 @@ class Attention(nn.Module):
     ) -> Hidden:
         """valid: False at padding. document: the number of each token's document, in packed rows.
 
-        cache: the tokens so far, of this layer; x holds the new ones and `valid` speaks of them.
+        cache: the tokens so far, of this layer; x holds the new ones and `valid` speaks of them. Pad
+            prompts of several lengths on the left: positions count on behind padding on the right.
         """
         if x.ndim != 3 or x.shape[2] != self.query.in_features:
             raise ValueError(
                 f"x {tuple(x.shape)}: it must be (batch, token, width), width {self.query.in_features}"
             )
+        _check_valid(valid, x)
+        _check_document(document, x)
+        if cache is None:
+            return self._attend(x, valid, document, None)
+        self._check_cache(cache, valid, document)
+        with nullcontext() if torch.compiler.is_compiling() else cache.undone_on_error():
+            cache.serve(self)
+            new = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
+            return self._attend(x, new, None, cache)
+
+    def _attend(
+        self, x: Tensor, valid: Tensor | None, document: Tensor | None, cache: KVCache | None
+    ) -> Tensor:
         q, k, v = (
             linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)
@@ -114,10 +157,8 @@ class Attention(nn.Module):
             position = torch.arange(start, start + x.shape[1], device=x.device)
             q, k = (rotate(t, position, self.rotary_base) for t in (q, k))
         self_key = None
-        if cache is not None:
-            self._check_cache(cache, document)
-            new = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
-            k, v, valid, self_key = cache.append(k, v, new)
+        if cache is not None and valid is not None:
+            k, v, valid, self_key = cache.append(k, v, valid)
         z = self.attend(x, q, k, v, self._seen(k, valid, document, self_key))
         return self.output(z.transpose(1, 2).flatten(-2))
 
@@ -140,7 +181,7 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return Seen(causal=self.causal, mask=mask, self_key=self_key, dropout=dropout)
 
-    def _check_cache(self, cache: KVCache, document: Tensor | None) -> None:
+    def _check_cache(self, cache: KVCache, valid: Tensor | None, document: Tensor | None) -> None:
         if not self.causal:
             raise ValueError(
                 "a cache is for causal attention: with causal=False, tokens already decoded would "
@@ -153,6 +194,8 @@ class Attention(nn.Module):
             )
         if document is not None:
             raise ValueError("packed documents are for training; decode each document by itself")
+        if self.rotary_base is not None and valid is not None and looks_at_values(valid):
+            _check_padding(valid, cache)
 
 
 class StandardAttention(Attention):
@@ -195,7 +238,7 @@ class GatedExclusiveAttention(Attention):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(width, num_heads, **options)
-        inputs = {"head": 0, "token": width}[per]
+        inputs = _chosen(per, {"head": 0, "token": width})
         self.strength = Strength(num_heads, by=by, initial=initial_strength, inputs=inputs)
         self.impl: Impl = impl
 
@@ -216,7 +259,7 @@ class GatedAttention(Attention):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(width, num_heads, **options)
-        gates = {"element": self.head_dim, "head": 1}[per]
+        gates = _chosen(per, {"element": self.head_dim, "head": 1})
         self.gate = nn.Linear(width, num_heads * gates, bias=False)
 
     def attend(self, x: Hidden, q: Heads, k: KVHeads, v: KVHeads, seen: Seen) -> Heads:
@@ -241,8 +284,9 @@ class RandomDirectionAttention(Attention):
     ) -> None:
         super().__init__(width, num_heads, **options)
         generator = torch.Generator().manual_seed(seed)
-        direction = torch.randn(num_heads, self.head_dim, generator=generator)
-        self.register_buffer("direction", F.normalize(direction, dim=-1))
+        direction = torch.randn(num_heads, self.head_dim, generator=generator, device="cpu")
+        direction = F.normalize(direction, dim=-1).to(self.query.weight.device)
+        self.register_buffer("direction", direction)
 
     def attend(self, x: Hidden, q: Heads, k: KVHeads, v: KVHeads, seen: Seen) -> Heads:
         return random_direction_attention(q, k, v, direction=self.direction, **seen)
@@ -279,14 +323,15 @@ class Strength(nn.Module):
 
 
 def _inverse(by: By, initial: float) -> float:
-    ranges = {"tanh": (-1.0, 1.0), "sigmoid": (0.0, 1.0), "raw": (-torch.inf, torch.inf)}
+    ranges = {"tanh": (-1.0, 1.0), "sigmoid": (0.0, 1.0), "raw": (-math.inf, math.inf)}
     if by not in ranges:
-        raise ValueError(f"by={by!r}: a strength is made by one of {', '.join(ranges)}")
+        raise ValueError(f"by={by!r}: a strength is made by one of {', '.join(get_args(By))}")
     low, high = ranges[by]
     if not low < initial < high:
         raise ValueError(f"initial strength {initial} by {by}: it must lie within ({low}, {high})")
-    value = torch.tensor(initial, dtype=torch.float64)
-    return float({"tanh": value.atanh(), "sigmoid": value.logit(), "raw": value}[by])
+    if by == "raw":
+        return initial
+    return math.atanh(initial) if by == "tanh" else math.log(initial / (1 - initial))
 
 
 def rotate(
@@ -320,6 +365,47 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
         for name, params in groups.items()
         if params
     ]
+
+
+def _chosen(per: str, sizes: dict[str, int]) -> int:
+    if per not in sizes:
+        raise ValueError(f"per={per!r}: it must be one of {', '.join(sizes)}.")
+    return sizes[per]
+
+
+def _check_valid(valid: Tensor | None, x: Tensor) -> None:
+    if valid is not None and (valid.dtype != torch.bool or valid.shape != x.shape[:2]):
+        raise ValueError(
+            f"valid {tuple(valid.shape)}, {valid.dtype}: it must be (batch, token) = "
+            f"{tuple(x.shape[:2])} and bool, True at tokens and False at padding; use .bool() on ones "
+            "and zeros."
+        )
+
+
+def _check_document(document: Tensor | None, x: Tensor) -> None:
+    if document is not None and (document.is_floating_point() or document.shape != x.shape[:2]):
+        raise ValueError(
+            f"document {tuple(document.shape)}, {document.dtype}: it must be (batch, token) = "
+            f"{tuple(x.shape[:2])} and integers, the same number for tokens of the same document."
+        )
+
+
+def _check_padding(valid: Tensor, cache: KVCache) -> None:
+    """Padding behind a token would count as a position; a row that is done may go on with it."""
+    full = cache.valid_with(valid)
+    behind = (full.cumsum(dim=1) > 0) & ~full
+    resumed = (behind.cumsum(dim=1) > 0) & full
+    if resumed.any() or (valid.shape[1] > 1 and behind[:, -1].any()):
+        raise ValueError(
+            "padding behind tokens of a row: with a cache, the positions of what follows would count "
+            "it. Pad prompts on the left, so that `valid` is False only before the tokens of a row."
+        )
+
+
+def _check_positive(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name}={size}: it must be 1 or more")
 
 
 def _check_sizes(

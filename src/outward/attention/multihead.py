@@ -18,20 +18,35 @@ class ExclusiveMultiheadAttention(nn.MultiheadAttention):
     State dicts load with strict=True both ways. Constructor and call are those of torch, whose masks
     mean the opposite of ours: True hides. Three differences: query and key must be the same object
     (cross-attention has no own value); a token that sees no key gets 0 rather than NaN; and
-    `strength` may be set, α = 1 unless it is.
+    `strength` may be set, α = 1 unless it is: to a number, or to an `nn.Parameter` of shape () or
+    (num_heads,), which is then learned and part of the state dict.
 
     The weights that need_weights=True returns are those of the softmax: exclusion changes what is
     made of them, not them.
     """
 
-    strength: float = 1.0
+    strength: float | Tensor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._has_one_projection = self._qkv_same_embed_dim
+        if self.kdim != self.embed_dim:
+            raise ValueError(
+                f"kdim={self.kdim}: query and key are the same tensor here, so it must be embed_dim, "
+                f"{self.embed_dim}; leave it out. Only the value may differ, by vdim."
+            )
+        self.strength = 1.0
+
+    def _reset_parameters(self) -> None:
+        """What torch's constructor ends with, and some initialisers of models call again."""
+        self._qkv_same_embed_dim = self._has_one_projection
+        super()._reset_parameters()
         # nn.TransformerEncoderLayer has a fast path for inference that reads our parameters and
         # never calls us, unless this says that it must not. Nothing else in torch reads it.
         self._qkv_same_embed_dim = False
+
+    @property
+    def _has_one_projection(self) -> bool:
+        return self.in_proj_weight is not None
 
     def forward(
         self,
@@ -44,19 +59,21 @@ class ExclusiveMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        self._check(query, key, value, attn_mask, is_causal)
+        self._check(query, key, value)
         batched = query.ndim == 3
+        self._check_masks(query, attn_mask, key_padding_mask)
+        hinted = is_causal and key_padding_mask is None and not need_weights
+        self._check_hint(is_causal, hinted, attn_mask)
         x, values = (self._batch_first(t, batched) for t in (query, value))
         q, k, v = self._project(x, values)
-        causal = is_causal and key_padding_mask is None and not need_weights and not self._adds_keys
-        mask = None if causal else self._mask(attn_mask, key_padding_mask, q, k, batched)
+        mask = None if hinted else self._mask(attn_mask, key_padding_mask, q, k, batched)
         dropout = self.dropout if self.training else 0.0
         own = v[:, :, : q.shape[2]]
         if need_weights:
             weights = F.dropout(_weights(q, k, mask), dropout)
             y = weights @ v
         else:
-            y = softmax_attention(q, k, v, causal, mask, None, None, dropout)
+            y = softmax_attention(q, k, v, hinted, mask, None, None, dropout)
         z = exclude_self(y, own.to(y.dtype), strength=self.strength)
         out = self.out_proj(z.transpose(1, 2).flatten(-2))
         if not batched:
@@ -72,9 +89,7 @@ class ExclusiveMultiheadAttention(nn.MultiheadAttention):
     def _adds_keys(self) -> bool:
         return self.bias_k is not None or self.add_zero_attn
 
-    def _check(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
-    ) -> None:
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if query.is_nested or value.is_nested:
             raise ValueError(
                 "exclusive attention does not take nested tensors: build nn.TransformerEncoder with "
@@ -91,8 +106,26 @@ class ExclusiveMultiheadAttention(nn.MultiheadAttention):
                 f"query {tuple(query.shape)}, value {tuple(value.shape)}: both must be (token, dim), "
                 "or both have the same batch and tokens"
             )
+
+    def _check_hint(self, is_causal: bool, hinted: bool, attn_mask: Tensor | None) -> None:
+        """hinted: whether torch would take the word of is_causal=True and not look at the mask."""
         if is_causal and attn_mask is None:
             raise ValueError("is_causal=True is a hint about attn_mask: pass the mask too")
+        if hinted and self._adds_keys:
+            raise ValueError(
+                "is_causal=True with bias_k or add_zero_attn: the added keys come last, and the hint "
+                "would hide them, which the mask does not. Pass attn_mask alone."
+            )
+
+    def _check_masks(
+        self, query: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None
+    ) -> None:
+        """The types and shapes that torch takes, and no others."""
+        rows = query.shape[:-1] if query.ndim == 2 or self.batch_first else query.shape[1::-1]
+        batch, tokens = (1, *rows) if len(rows) == 1 else rows
+        square = (tokens, tokens)
+        _check_one_mask("attn_mask", attn_mask, square, (batch * self.num_heads, *square))
+        _check_one_mask("key_padding_mask", key_padding_mask, tuple(rows))
 
     def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
         if not batched:
@@ -133,8 +166,21 @@ class ExclusiveMultiheadAttention(nn.MultiheadAttention):
             padding = _to_add(key_padding_mask if batched else key_padding_mask[None], q)
             padding = padding[:, None, None, :]
             mask = padding if mask is None else mask + padding
-        added = k.shape[2] - q.shape[2]
-        return F.pad(mask, (0, added)) if mask is not None and added else mask
+        if mask is None:
+            return None
+        mask = mask.masked_fill(~is_visible(mask), -torch.inf)
+        return F.pad(mask, (0, k.shape[2] - q.shape[2]))
+
+
+def _check_one_mask(name: str, mask: Tensor | None, *wanted: tuple[int, ...]) -> None:
+    if mask is None:
+        return
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"{name} is {mask.dtype}: it must be bool (True hides) or floating, to be added."
+        )
+    if not any(mask.shape == shape for shape in wanted):
+        raise ValueError(f"{name} {tuple(mask.shape)}: it must be {' or '.join(map(str, wanted))}.")
 
 
 def _to_add(mask: Tensor, q: Tensor) -> Tensor:

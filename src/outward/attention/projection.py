@@ -3,6 +3,8 @@
     gy = gz - α b v,    gv = -α (b z₁ + a g₁),    gα = -a b (v·v),    with b = (gz·v)/(v·v),
 
 where z₁ = y - a v and g₁ = gz - b v are the fully projected y and gz, and v = 0 gives a = b = 0.
+What is kept of the forward pass is a; or c = a s, with s the power of two that brings v into range,
+where v is so small or large that a might not be a number: on the scaled road c everywhere.
 
 A query head of y is paired with its value head by grouping, never by copying: in this file y is
 (batch, kv_head, group, token, dim) and v is (batch, kv_head, 1, token, dim). Half types are
@@ -41,7 +43,7 @@ BLOCK = 2**18
 def project(
     y: Tensor, v: Tensor, strength: Strength, *, impl: Impl, in_place: bool
 ) -> tuple[Tensor, Tensor]:
-    """(z, a), with z in the place of y if asked for. Not differentiable."""
+    """(z, a or c), with z in the place of y if asked for. Not differentiable."""
     if torch.compiler.is_compiling():  # the compiler decides what is written where
         return project_rows(y, v, strength)
     if impl == "compiled":
@@ -114,42 +116,41 @@ def scaled_coefficient(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def project_rows(y: Tensor, v: Tensor, strength: Strength) -> tuple[Tensor, Tensor]:
-    """(z, a), by differentiable operations that a compiler can fuse."""
+    """(z, c), by differentiable operations that a compiler can fuse."""
     wide = widen(y)
-    c, u, v_inverse = scaled_coefficient(wide, widen(v))
-    return torch.addcmul(wide, strength * c, u, value=-1).to(y.dtype), c * v_inverse
+    c, u, _ = scaled_coefficient(wide, widen(v))
+    return torch.addcmul(wide, strength * c, u, value=-1).to(y.dtype), c
 
 
 def gradient_rows(
-    gz: Tensor, z1: Tensor, a: Tensor, v: Tensor, strength: Strength
+    gz: Tensor, z1: Tensor, c: Tensor, v: Tensor, strength: Strength
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(gy, gv, gα per row) in float32 or wider; gv not yet summed over the group."""
     gz, z1, v = widen(gz), widen(z1), widen(v)
     b, u, v_inverse = scaled_coefficient(gz, v)
-    a = a / v_inverse
-    gv = -(strength * v_inverse) * (b * z1 + a * (gz - b * u))
-    return gz - (strength * b) * u, gv, -a * b * (u * u).sum(dim=-1, keepdim=True)
+    gv = -(strength * v_inverse) * (b * z1 + c * (gz - b * u))
+    return gz - (strength * b) * u, gv, -c * b * (u * u).sum(dim=-1, keepdim=True)
 
 
 def gradient_summed(
-    gz: Tensor, z1: Tensor, a: Tensor, v: Tensor, strength: Strength
+    gz: Tensor, z1: Tensor, c: Tensor, v: Tensor, strength: Strength
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`gradient_rows` with gv summed over the group, in the types of gz, v and a."""
-    gy, gv, g_strength = gradient_rows(gz, z1, a, v, strength)
+    """`gradient_rows` with gv summed over the group, in the types of gz, v and c."""
+    gy, gv, g_strength = gradient_rows(gz, z1, c, v, strength)
     return gy.to(gz.dtype), gv.sum(dim=-3, keepdim=True).to(v.dtype), g_strength
 
 
 def _project_in_place(y: Tensor, v: Tensor, strength: Strength) -> Tensor:
-    z, a = project_rows(y, v, strength)
+    z, c = project_rows(y, v, strength)
     y.copy_(z)
-    return a
+    return c
 
 
 # ---- the blocked road
 
 
 def project_blocked(y: Tensor, v: Tensor, strength: Strength, out: Tensor) -> Tensor:
-    """Write z to `out`, which may be y itself, and return a."""
+    """Write z to `out`, which may be y itself, and return a; c in rows where |v|² is out of range."""
     a = torch.empty_like(y[..., :1], dtype=torch.promote_types(y.dtype, torch.float32))
     for t in blocks(y):
         a[..., t, :] = _project_block(y[..., t, :], v[..., t, :], _part(strength, t), out[..., t, :])
@@ -193,7 +194,8 @@ def _project_block(y: Tensor, v: Tensor, strength: Strength, out: Tensor) -> Ten
     a, odd = dots / squares, _odd_rows(dots, squares, forward=True)
     if odd is not None:
         _refuse_non_finite(y=y[odd], v=v.expand_as(y)[odd])
-        z_odd, a[odd] = project_rows(y[odd], v.expand_as(y)[odd], _rows(strength, odd))
+        z_odd, c = project_rows(y[odd], v.expand_as(y)[odd], _rows(strength, odd))
+        a[odd] = c * _kept_scale(v.expand_as(y)[odd], squares.expand_as(a)[odd])
     z = torch.addcmul(y, strength * a, v, value=-1, out=_if_alike(out, y))
     if odd is not None:
         z[odd] = z_odd
@@ -220,8 +222,10 @@ def _gradient_block(
     gy = g1 if _is_whole(strength) else torch.addcmul(gz, strength * b, v, value=-1)
     g_strength = -a * dots
     if odd is not None:
+        v_odd = v.expand_as(gz)[odd]
+        c = a[odd] / _kept_scale(v_odd, squares.expand_as(a)[odd])
         gy[odd], gv[odd], g_strength[odd] = gradient_rows(
-            gz[odd], z1[odd], a[odd], v.expand_as(gz)[odd], _rows(strength, odd)
+            gz[odd], z1[odd], c, v_odd, _rows(strength, odd)
         )
     if gy is not gy_out:
         gy_out.copy_(gy)
@@ -245,10 +249,20 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 def _odd_rows(dots: Tensor, squares: Tensor, *, forward: bool) -> Tensor | None:
     """The rows with a dot product out of the safe range, NaN included; None if there are none."""
     sizes = dots.abs()
-    safe = (squares >= SQUARES[0]) & (squares <= SQUARES[1]) & (sizes <= DOTS[1])
+    safe = _in_range(squares) & (sizes <= DOTS[1])
     if forward:
         safe &= (sizes >= DOTS[0]) | (sizes == 0)
     return None if safe.all() else ~safe[..., 0]
+
+
+def _in_range(squares: Tensor) -> Tensor:
+    return (squares >= SQUARES[0]) & (squares <= SQUARES[1])
+
+
+def _kept_scale(v: Tensor, squares: Tensor) -> Tensor:
+    """What c is multiplied by to be kept: 1/s, which makes it a, or 1 where a might overflow."""
+    _, inverse = power_of_two(v)
+    return torch.where(_in_range(squares), inverse, 1)
 
 
 def _is_whole(strength: Strength) -> bool:

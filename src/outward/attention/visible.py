@@ -5,6 +5,7 @@ keys: then sums over what a query sees are differences of running sums, and no T
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -49,7 +50,12 @@ class Visible:
         """How many tokens of the document stand before this one."""
         return self.own - self.start
 
-    @property
+    @cached_property
+    def documents(self) -> int:
+        """How many documents a row holds at most."""
+        return int(self.document.max()) + 1 if self.document.numel() else 0
+
+    @cached_property
     def shares_one_run(self) -> bool:
         """Whether every query of a row sees the same keys."""
         same = (self.first == self.first[:, :1]) & (self.end == self.end[:, :1])
@@ -145,7 +151,7 @@ def _sum_of_one_run(x: Tensor, see: Visible) -> Tensor:
     inside = (keys >= see.first[:, :1]) & (keys < see.end[:, :1])
     if inside.all():
         return x.sum(dim=2, keepdim=True).expand(-1, -1, see.own.shape[1], -1)
-    total = (inside.to(x.dtype)[:, None, None, :] @ x)
+    total = inside.to(x.dtype)[:, None, None, :] @ x
     return total.expand(-1, -1, see.own.shape[1], -1)
 
 

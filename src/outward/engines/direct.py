@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from functools import reduce
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from outward.engines.finish import assemble
-from outward.engines.plan import CHUNK
-from outward.probe.loop import Probe, coverage_of
+from outward.engines.plan import CHUNK, KIND
+from outward.engines.work import Watched
 from outward.probe.tally import EMPTY, Chunk
+from outward.results import claim
 from outward.run import Run
 from outward.sources.batch import Batch
-from outward.taps.proof import prove
 
 
 def measure(
@@ -40,9 +40,11 @@ def measure(
 
     The model is put in eval mode for the duration, and back.
     """
+    if out is not None:
+        claim(Path(out), KIND)
     original = getattr(model, "_orig_mod", model)
     only = None if layers is None else tuple(layers)
-    with _in_eval_mode(original):
+    with _InEvalMode(original):
         call = run or (lambda b: original(*b.args, **b.inputs))
         found, about = _measure(original, _as_batches(batches), call, only, verify)
     if not found.documents:
@@ -63,19 +65,18 @@ def _measure(
     first = next(batches, None)
     if first is None:
         raise ValueError("batches is empty: there is nothing to measure.")
-    checks = None
-    if verify:
-        checks = asdict(prove(model, lambda: run(first), valid=first.valid))
-    with Probe(model, run, layers=layers) as probe:
-        parts = [probe.measure([first])]
-        while chunk := [b for _, b in zip(range(CHUNK), batches, strict=False)]:
-            parts.append(probe.measure(chunk))
+    with Watched(model, layers, verify, run=run) as watched:
+        parts = [watched.tally([first])]
+        while chunk := list(islice(batches, CHUNK)):
+            parts.append(watched.tally(chunk))
     about = {
-        "model": {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
+        "model": {
+            "class": type(model).__name__,
+            "parameters": sum(p.numel() for p in model.parameters()),
+        },
         "takes": None,
         "note": None,
-        "coverage": coverage_of(probe.calls),
-        "checks": checks,
+        **watched.about(),
         "skipped": [],
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "argv": [],
@@ -109,7 +110,7 @@ def _as_batch(given: Any, seen: int) -> Batch:
     return Batch(args, inputs, [str(seen + i) for i in range(rows)], [0] * rows, valid=valid)
 
 
-class _in_eval_mode:
+class _InEvalMode:
     """Every module as it was, afterwards: some may have been in eval mode on purpose."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,6 +1,5 @@
 """All chunks -> a run: merged in their order, whoever made them."""
 
-import json
 import shutil
 from dataclasses import asdict
 from functools import reduce
@@ -13,19 +12,26 @@ from outward.engines.plan import KIND, Pass, Plan, passes, read_plan
 from outward.probe.chunks import unpack
 from outward.probe.tables import histograms, profile, samples
 from outward.probe.tally import EMPTY, Chunk
-from outward.results import Result, ResultError, save
+from outward.results import MANIFEST, Result, ResultError, load, read_json, read_manifest, save
 
 KEPT_OF_A_PASS = ("model", "takes", "coverage", "checks", "note")
 
 
 def finish(out: Path) -> Result:
-    """Merge, write, and remove the chunks."""
+    """Merge, write, and remove the chunks. What is finished already is read."""
     plan, facts = read_plan(out)
+    if is_finished(out):
+        return load(out)
     result = merged(plan, facts, out / "chunks")
     save(result, out)
     if not result.manifest["failed"]:
-        shutil.rmtree(out / "chunks")
+        shutil.rmtree(out / "chunks", ignore_errors=True)  # the run is whole, with or without them
     return result
+
+
+def is_finished(out: Path) -> bool:
+    """Whether nothing is left to do."""
+    return (out / MANIFEST).is_file() and not read_manifest(out)["failed"]
 
 
 def merged(plan: Plan, facts: dict[str, Any], folder: Path) -> Result:
@@ -80,8 +86,7 @@ def _about(one: Pass, folder: Path) -> dict[str, Any]:
             f"{folder.parent} is not finished: nothing is there of {one.series!r}. Run the missing "
             "shards, or all of them with --resume."
         )
-    about: dict[str, Any] = json.loads(file.read_text())
-    return about
+    return read_json(file)
 
 
 def _chunk(one: Pass, count: int, folder: Path) -> tuple[Chunk, list[str]]:

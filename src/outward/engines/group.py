@@ -14,7 +14,7 @@ PATIENCE = timedelta(days=2)
 
 
 def shard(text: str) -> Share:
-    """ "2/8" is the second of eight, counted from 1."""
+    """The share that i/n names: 2/8 is the second of eight, counted from 1."""
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise ResultError(f"--shard {text}: it is i/n, the i-th of n, with i from 1 to n, as in 2/8.")

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from outward.results import ResultError, as_json, claim, write_file
+from outward.results import MANIFEST, ResultError, as_json, claim, read_json, write_file
 from outward.sources.batch import Batch
 from outward.sources.batches import batches
 from outward.sources.models import load_model
@@ -44,9 +44,13 @@ class Plan:
     def __post_init__(self) -> None:
         unknown = set(self.baselines) - set(BASELINES)
         if unknown:
-            raise ResultError(f"no baseline {', '.join(sorted(unknown))}: there are {', '.join(BASELINES)}.")
+            raise ResultError(
+                f"no baseline {', '.join(sorted(unknown))}: there are {', '.join(BASELINES)}."
+            )
         if self.threads < 0:
-            raise ResultError(f"threads {self.threads}: give the number for each worker, or 0 for all cores.")
+            raise ResultError(
+                f"threads {self.threads}: give the number for each worker, or 0 for all cores."
+            )
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def load(plan: Plan, one: Pass) -> Source:
 
 
 def chunks(plan: Plan, one: Pass, source: Source, skipped: list[str]) -> Iterator[tuple[Batch, ...]]:
-    """The batches of a pass, in the same chunks for whoever asks."""
+    """The batches of a pass, in the same chunks for whoever asks. A wrong length is refused at once."""
     made = batches(
         source,
         plan.data,
@@ -97,8 +101,7 @@ def chunks(plan: Plan, one: Pass, source: Source, skipped: list[str]) -> Iterato
     )
     if one.shuffled:
         made = (shuffled(b, seed=plan.seed) for b in made)
-    while chunk := tuple(islice(made, CHUNK)):
-        yield chunk
+    return iter(lambda: tuple(islice(made, CHUNK)), ())
 
 
 def begin(plan: Plan, out: Path, *, resume: bool, shared: bool, facts: dict[str, Any]) -> None:
@@ -110,12 +113,12 @@ def begin(plan: Plan, out: Path, *, resume: bool, shared: bool, facts: dict[str,
     claim(out, KIND)
     written = json.loads(as_json({"plan": asdict(plan), **facts}))
     file = out / PLAN
+    if (out / MANIFEST).is_file() and not (resume and file.is_file()):
+        raise ResultError(f"{out} holds a finished run; give another --out, or remove it.")
     if not file.is_file():
-        if (out / "run.json").is_file() and not resume:
-            raise ResultError(f"{out} holds a finished run; give another --out, or remove it.")
         write_file(file, as_json(written).encode())
         return
-    found = json.loads(file.read_text())
+    found = read_json(file)
     if found != written:
         names = [k for k in written if found.get(k) != written[k]]
         inner = [k for k in written["plan"] if found.get("plan", {}).get(k) != written["plan"][k]]
@@ -127,12 +130,18 @@ def begin(plan: Plan, out: Path, *, resume: bool, shared: bool, facts: dict[str,
         raise ResultError(f"{out} was begun and not finished: --resume goes on with it.")
 
 
+def abandon(out: Path) -> None:
+    """Take the plan back where nothing came of it: a slip in the options is no run to go on with."""
+    if not any((out / "chunks").glob("*")):
+        (out / PLAN).unlink(missing_ok=True)
+
+
 def read_plan(out: Path) -> tuple[Plan, dict[str, Any]]:
     """The plan of a run that was begun."""
     file = out / PLAN
     if not file.is_file():
         raise ResultError(f"{out}: no run was begun there (it has no {PLAN}).")
-    facts = json.loads(file.read_text())
+    facts = read_json(file)
     fields = facts.pop("plan")
-    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     return Plan(**tuples), facts

@@ -1,10 +1,9 @@
 """The work of one worker: its share of the chunks of every pass, each kept as soon as it is done."""
 
-import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,12 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch import nn
 
 import outward
 from outward.engines.plan import Pass, Plan, chunks, load, passes
+from outward.environment import cores
 from outward.probe.chunks import pack
-from outward.probe.loop import Probe, coverage_of
-from outward.results import as_json, write_file
+from outward.probe.loop import Probe, coverage_of, row
+from outward.probe.tally import Chunk
+from outward.results import ResultError, as_json, write_file
 from outward.sources.batch import Batch
 from outward.sources.errors import first_line
 from outward.sources.provenance import NOTES, fingerprint
@@ -56,7 +58,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
 
 def threads_of(plan: Plan) -> int:
     """As many as asked for, or as there are cores for this process."""
-    return plan.threads or len(os.sched_getaffinity(0))
+    return plan.threads or cores()
 
 
 @contextmanager
@@ -78,10 +80,19 @@ def work(plan: Plan, share: Share, out: Path, *, verify: bool, progress: Progres
     source: Source | None = None
     with threads(threads_of(plan)):
         for one in passes(plan):
-            if source is None or one.random_weights:
+            if source is None:
+                source = load(plan, one)
+                refuse_lengths(plan, source)
+            elif one.random_weights:
                 source = load(plan, one)
             failed += _pass(plan, one, source, share, folder, verify, progress)
     return failed
+
+
+def refuse_lengths(plan: Plan, source: Source) -> None:
+    """Lengths that the model does not take, before hours went by with the others."""
+    for one in passes(plan):
+        chunks(plan, one, source, [])
 
 
 def _pass(
@@ -95,20 +106,31 @@ def _pass(
 ) -> list[str]:
     skipped: list[str] = []
     failed: list[str] = []
-    done = number = windows = 0
-    with Watched(source, plan.layers, verify) as watched:
+    first: tuple[Batch, ...] = ()
+    done = number = windows = made = 0
+    with Watched(source.body, plan.layers, verify) as watched:
         for number, chunk in enumerate(chunks(plan, one, source, skipped), start=1):
-            windows += sum(len(b.documents) for b in chunk)
+            first = first or chunk
+            windows += windows_in(chunk)
             file = chunk_file(folder, one, number)
             if number % share.count != share.index or file.is_file():
                 continue
-            failed += keep(file, partial(watched.measure, chunk))
-            done += sum(len(b.documents) for b in chunk)
+            problems = keep(file, partial(watched.measure, chunk))
+            failed += problems
+            made += not problems
+            done += windows_in(chunk)
             progress(one.series, done, windows)
-        if share.index == 1 % share.count:  # the worker of the first chunk
-            about = watched.about() | {"note": None if plan.data else NOTES[source.kind]}
-            write_about(folder, one, number, skipped, about)
+        told = about_file(folder, one).is_file()
+        if share.index == 1 % share.count and (made or not told):  # the worker of the first chunk
+            if not made and not failed:  # all chunks were there, but nobody has told what made them
+                watched.measure(first)
+            write_about(folder, one, number, skipped, watched.about() | told_of(plan, source))
     return failed
+
+
+def windows_in(chunk: tuple[Batch, ...]) -> int:
+    """How many windows its batches have."""
+    return sum(len(b.documents) for b in chunk)
 
 
 def chunk_file(folder: Path, one: Pass, number: int) -> Path:
@@ -116,12 +138,26 @@ def chunk_file(folder: Path, one: Pass, number: int) -> Path:
     return folder / f"{one.series}.{number:06d}.chunk"
 
 
-def write_about(
-    folder: Path, one: Pass, count: int, skipped: list[str], about: dict[str, Any]
-) -> None:
-    """How many chunks a pass has, and what was seen of the model."""
+def about_file(folder: Path, one: Pass) -> Path:
+    """Where it is told how many chunks a pass has, and what was seen of the model."""
+    return folder / f"{one.series}.json"
+
+
+def write_about(folder: Path, one: Pass, count: int, skipped: list[str], about: dict[str, Any]) -> None:
+    """Tell it."""
     document = {"chunks": count, "skipped": skipped, **about}
-    write_file(folder / f"{one.series}.json", as_json(document).encode())
+    write_file(about_file(folder, one), as_json(document).encode())
+
+
+def told_of(plan: Plan, source: Source) -> dict[str, Any]:
+    """What is known of a pass without running the model."""
+    return {
+        "model": source.identity,
+        "takes": source.kind,
+        "note": None if plan.data else NOTES[source.kind],
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "argv": sys.argv[1:],
+    }
 
 
 def keep(file: Path, make: Callable[[], bytes]) -> list[str]:
@@ -141,11 +177,19 @@ def keep(file: Path, make: Callable[[], bytes]) -> list[str]:
 
 
 class Watched:
-    """A source under the probe, proven on the first batch that it runs."""
+    """A model under the probe, proven on the first window that it can be measured on."""
 
-    def __init__(self, source: Source, layers: tuple[int, ...] | None, verify: bool) -> None:
-        self.source, self.verify = source, verify
-        self.probe = Probe(source.body, self.run, layers=layers)
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: tuple[int, ...] | None,
+        verify: bool,
+        *,
+        run: Callable[[Batch], Any] | None = None,
+    ) -> None:
+        self.model, self.layers, self.verify = model, layers, verify
+        self.run = run or (lambda batch: model(*batch.args, **batch.inputs))
+        self.probe = Probe(model, self.run, layers=layers)
         self.checks: dict[str, Any] | None = None
 
     def __enter__(self) -> "Watched":
@@ -155,28 +199,42 @@ class Watched:
     def __exit__(self, *error: Any) -> None:
         self.probe.__exit__(*error)
 
-    def run(self, batch: Batch) -> Any:
-        """The forward pass, without the head of a language model."""
-        return self.source.body(*batch.args, **batch.inputs)
-
     def measure(self, batches: tuple[Batch, ...]) -> bytes:
+        """A chunk, as bytes."""
+        return pack(self.tally(batches))
+
+    def tally(self, batches: Iterable[Batch]) -> Chunk:
         """A chunk."""
+        kept = tuple(batches)
+        found = self.probe.measure(kept)
         if self.verify and self.checks is None:
-            self.checks = self.prove(batches[0])
-        return pack(self.probe.measure(batches))
+            measured = set(zip(found.documents, found.windows, strict=True))
+            sound = next((x for b in kept if (x := part_of(b, measured))), None)
+            self.checks = self.prove(sound) if sound is not None else None
+        if found.documents:
+            self._refuse_layers()
+        return found
 
     def prove(self, batch: Batch) -> dict[str, Any]:
         """The capture changes nothing, and sees what was computed."""
         with self.probe.paused():
-            return asdict(prove(self.source.body, lambda: self.run(batch), valid=batch.valid))
+            return asdict(prove(self.model, lambda: self.run(batch), valid=batch.valid))
 
     def about(self) -> dict[str, Any]:
-        """What is known of the model after running it."""
-        return {
-            "model": self.source.identity,
-            "takes": self.source.kind,
-            "coverage": coverage_of(self.probe.calls),
-            "checks": self.checks,
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "argv": sys.argv[1:],
-        }
+        """What was seen of the model while it ran."""
+        return {"coverage": coverage_of(self.probe.calls), "checks": self.checks}
+
+    def _refuse_layers(self) -> None:
+        many = len(self.probe.calls.layers)
+        beyond = [n for n in self.layers or () if n >= many]
+        if beyond:
+            raise ResultError(f"no layer {beyond[0]}: this model has {many}, 0 to {many - 1}.")
+
+
+def part_of(batch: Batch, measured: set[tuple[str, int]]) -> Batch | None:
+    """The batch, if all its windows were measured; else one that was; None without any."""
+    names = list(zip(batch.documents, batch.windows, strict=True))
+    found = [i for i, name in enumerate(names) if name in measured]
+    if len(found) == len(names):
+        return batch
+    return row(batch, found[0]) if found else None

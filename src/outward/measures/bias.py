@@ -26,6 +26,7 @@ Nothing is said of tokens that see only themselves: there y = v. They are counte
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,10 @@ from torch import Tensor
 
 from outward.attention.call import AttentionCall
 from outward.attention.visible import Visible, sums_of_visible, visible
+from outward.measures import bias_native
 from outward.measures.weights import row_lse, weights_at
+
+Kernel = Literal["torch", "native"]
 
 PER_TOKEN = (
     "self_weight",
@@ -75,20 +79,29 @@ class Bias:
     see: Visible
 
 
-def bias(call: AttentionCall, see: Visible | None = None) -> Bias:
-    """Every default measure of a call. `see` may be handed in where calls share a mask."""
+def bias(call: AttentionCall, see: Visible | None = None, *, kernel: Kernel = "torch") -> Bias:
+    """Every default measure of a call. `see` may be handed in where calls share a mask.
+
+    kernel: "native" computes the same by native.cpp, where that knows the kind of call.
+    """
     see = visible(call) if see is None else see
+    if kernel == "native" and bias_native.fits(call, see):
+        weights = None if bias_native.reads_weights(call) else _weights(call, see)
+        tokens, pairs = bias_native.token_values(
+            call, see, weights, len(PER_TOKEN), CENTRED_FLOOR
+        )
+        return Bias(tokens, see.has_others, pairs.repeat_interleave(call.group, dim=1), see)
     own_v = _own_values(call, see)
     P, sink, previous = _weights(call, see)
-    y = call.y
-    pairs = y.unflatten(1, (own_v.shape[1], -1))
-    rows = [
-        _of_heads(pairs[:, g], own_v[:, g : g + 1], call.v[:, g : g + 1], part, see)
-        for g, part in enumerate(P.unflatten(1, (own_v.shape[1], -1)).unbind(1))
-    ]
-    core = torch.cat(rows, dim=2)
-    tokens = torch.cat((core, sink[None], previous[None]))
-    return Bias(tokens, see.has_others, _value_similarity(call, see), see)
+    core = _of_heads(
+        call.y.unflatten(1, (own_v.shape[1], -1)),
+        own_v[:, :, None],
+        call.v,
+        P.unflatten(1, (own_v.shape[1], -1)),
+        see,
+    )
+    tokens = torch.cat((core.flatten(2, 3), sink[None], previous[None]))
+    return Bias(tokens, see.has_others, _value_similarity(own_v, call.group, see), see)
 
 
 def _own_values(call: AttentionCall, see: Visible) -> Tensor:
@@ -109,36 +122,34 @@ def _weights(call: AttentionCall, see: Visible) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _of_heads(
-    y: Float[Tensor, "batch group query dim"],
-    own_v: Float[Tensor, "batch 1 query dim"],
-    v: Float[Tensor, "batch 1 key dim"],
-    P: Float[Tensor, "batch group query"],
+    y: Float[Tensor, "batch kv_head group query dim"],
+    own_v: Float[Tensor, "batch kv_head 1 query dim"],
+    v: Float[Tensor, "batch kv_head key dim"],
+    P: Float[Tensor, "batch kv_head group query"],
     see: Visible,
-) -> Float[Tensor, "measure batch group query"]:
-    """All but the last two measures, for the query heads that share one head of v."""
+) -> Float[Tensor, "measure batch kv_head group query"]:
+    """All but the last two measures."""
     wide = torch.promote_types(y.dtype, torch.float32)
     y, own_v, v = y.to(wide), own_v.to(wide), v.to(wide)
-    n = see.count[:, None].to(wide)
-    itself = see.sees_itself[:, None].to(wide)
+    n = see.count[:, None, None].to(wide)
+    itself = see.sees_itself[:, None, None].to(wide)
     others = (n - itself).clamp_min(1)
 
-    v_size = own_v.norm(dim=-1)
-    y_size = y.norm(dim=-1)
-    v_hat = _divide(v, v.norm(dim=-1)[..., None])
-    S = sums_of_visible(v, see)
-    directions = sums_of_visible(v_hat, see)
+    v_size, y_size = own_v.norm(dim=-1), y.norm(dim=-1)
+    S = sums_of_visible(v, see)[:, :, None]
+    directions = sums_of_visible(_divide(v, v.norm(dim=-1, keepdim=True)), see)[:, :, None]
 
-    cosine = _divide((y * own_v).sum(dim=-1), y_size * v_size)
-    null = (_divide((y * directions).sum(dim=-1), y_size) - itself * cosine) / others
+    cosine = _divide(_dot(y, own_v), y_size * v_size)
+    null = (_divide(_dot(y, directions), y_size) - itself * cosine) / others
     self_part = _divide(P * v_size, y_size)
-    common = (S * own_v).sum(dim=-1) - itself * v_size.square()
+    common = _dot(S, own_v) - itself * v_size.square()
     common_part = (1 - P) * _divide(common / others, v_size * y_size)
     context_part = cosine - self_part
 
-    m = S / n.clamp_min(1)[..., None]
-    y_m, v_m = y - m, own_v - m
+    share = -1 / n.clamp_min(1)[..., None]
+    y_m, v_m = torch.addcmul(y, S, share), torch.addcmul(own_v, S, share)
     y_m_size = y_m.norm(dim=-1)
-    centred = (y_m * v_m).sum(dim=-1) / (y_m_size * v_m.norm(dim=-1))
+    centred = _dot(y_m, v_m) / (y_m_size * v_m.norm(dim=-1))
     unsure = (y_m_size < CENTRED_FLOOR * y_size) | (n < 3)
     return torch.stack(
         (
@@ -157,21 +168,24 @@ def _of_heads(
     )
 
 
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dim=-1)
+
+
 def _divide(a: Tensor, b: Tensor) -> Tensor:
     """a / b, and 0 where b is 0: a vector of no length has no direction."""
     return a / b.masked_fill(b == 0, torch.inf)
 
 
-def _value_similarity(call: AttentionCall, see: Visible) -> Tensor:
+def _value_similarity(
+    own_v: Float[Tensor, "batch kv_head query dim"], group: int, see: Visible
+) -> Float[Tensor, "batch head document"]:
     """Per document of each row, over all its valid tokens."""
-    wide = torch.promote_types(call.v.dtype, torch.float32)
-    own_v = _own_values(call, see).to(wide)
-    v_hat = _divide(own_v, own_v.norm(dim=-1, keepdim=True))
-    documents = int(see.document.max()) + 1
-    counted = F.one_hot(see.document, documents).to(wide) * see.valid[..., None]
+    wide = own_v.to(torch.promote_types(own_v.dtype, torch.float32))
+    v_hat = _divide(wide, wide.norm(dim=-1, keepdim=True))
+    counted = F.one_hot(see.document, see.documents).to(wide.dtype) * see.valid[..., None]
     T = counted.sum(dim=1)
-    sums = counted.mT[:, None] @ v_hat
-    square = sums.square().sum(dim=-1)
+    square = (counted.mT[:, None] @ v_hat).square().sum(dim=-1)
     similarity = (square - T[:, None]) / (T * (T - 1))[:, None]
     similarity = similarity.masked_fill((T < 2)[:, None], torch.nan)
-    return similarity.repeat_interleave(call.group, dim=1)
+    return similarity.repeat_interleave(group, dim=1)

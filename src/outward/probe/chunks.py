@@ -1,4 +1,4 @@
-"""A chunk as bytes, so that it can be kept on disk or sent: safetensors, histograms sparse, compressed."""
+"""A chunk as bytes, to be kept on disk or sent: safetensors, histograms sparse, compressed."""
 
 import json
 import zlib

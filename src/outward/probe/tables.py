@@ -29,9 +29,9 @@ PROFILE = pa.schema(
 def profile(series: str, chunk: Chunk) -> pa.Table:
     """A row for each layer, head, measure and bucket that holds anything, and for all buckets."""
     batches = [
-        _rows(series, layer, measure, place, *cells)
+        _rows(series, layer, measure, place, cells, histogram)
         for layer in chunk.layers
-        for measure, place, *cells in _cells(layer)
+        for measure, place, cells, histogram in _cells(layer)
     ]
     return pa.Table.from_batches(batches, schema=PROFILE)
 
@@ -89,7 +89,7 @@ def samples(series: str, chunk: Chunk) -> list[pa.Table]:
 
 
 def _samples_of(series: str, layer: LayerTally, chunk: Chunk) -> pa.Table:
-    windows, measures, heads = layer.means.shape
+    windows, measures, _ = layer.means.shape
     index = np.indices(layer.means.shape).reshape(3, -1)
     known = ~np.isnan(layer.means).ravel()
     window, measure, head = (x[known].astype(np.int32) for x in index)

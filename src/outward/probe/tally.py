@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outward.measures.bias import DEFAULT, PER_TOKEN, Bias
-from outward.stats.histogram import BINS, Histogram, Kind, unit_places
+from outward.measures import bias_native
+from outward.measures.bias import DEFAULT, PER_TOKEN, Bias, Kernel
+from outward.stats.histogram import BINS, Histogram, Kind, bins_of
 from outward.stats.moments import Moments
 
 KINDS: dict[str, Kind] = {
@@ -119,25 +120,30 @@ def bucket_start(bucket: int) -> int:
     return 0 if bucket == 0 else 2 ** (bucket - 1)
 
 
-def tally(layer: int, module: str, measured: Bias, windows: int) -> LayerTally:
+def tally(
+    layer: int, module: str, measured: Bias, windows: int, *, kernel: Kernel = "torch"
+) -> LayerTally:
     """One call of one layer. Its batch axis holds `windows` windows, or as many parts of each."""
-    see = measured.see
-    x, kept = measured.tokens, measured.kept
+    see, x = measured.see, measured.tokens
     bucket = torch.frexp(see.place.to(torch.float64)).exponent.long()
     buckets = int(bucket.max()) + 1
-    inside = torch.nn.functional.one_hot(bucket, buckets) * kept[..., None]
-    defined = x.isfinite()
-    total, squares, count = _sums(x, defined, inside, windows)
-    low, high = _extremes(x, defined, bucket, kept, buckets)
-    cells = [t.sum(dim=1).cpu().numpy() for t in (count, total, squares)]
-    pairs = measured.pairs
+    if kernel == "native" and x.device.type == "cpu" and x.dtype == torch.float32:
+        kinds = [KINDS[name] for name in PER_TOKEN]
+        (*cells, low, high), counts = bias_native.sums(x, measured.kept, bucket, buckets, kinds)
+        histogram = Histogram(counts)
+    else:
+        defined = x.isfinite()
+        cells = [t.cpu().numpy() for t in _sums(x, defined, measured.kept, bucket, buckets)]
+        low, high = _extremes(x, defined, bucket, measured.kept, buckets)
+        histogram = _histogram(x, defined, bucket, measured.kept, buckets)
+    count, total, squares = cells
     return LayerTally(
         layer,
         module,
-        Moments.of(*cells, low, high),
-        _histogram(x, defined, bucket, kept, buckets),
-        *_of_pairs(pairs),
-        _means(total, count, pairs, windows),
+        Moments.of(*(c.sum(axis=1) for c in (count, total, squares)), low, high),
+        histogram,
+        *_of_pairs(measured.pairs),
+        _means(total, count, measured.pairs, windows),
         int((see.is_alone.expand(x.shape[1], -1)).sum()),
     )
 
@@ -145,20 +151,19 @@ def tally(layer: int, module: str, measured: Bias, windows: int) -> LayerTally:
 def _sums(
     x: Float[Tensor, "measure batch head query"],
     defined: Bool[Tensor, "measure batch head query"],
-    inside: Int[Tensor, "rows query bucket"],
-    windows: int,
+    kept: Bool[Tensor, "rows query"],
+    bucket: Int[Tensor, "rows query"],
+    buckets: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums, sums of squares and counts, each (measure, window, head, bucket), in float64."""
+    """Counts, sums and sums of squares, each (measure, batch, head, bucket), in float64."""
+    inside = torch.nn.functional.one_hot(bucket, buckets) * kept[..., None]
     weight = inside.to(torch.float64)
     wide = torch.where(defined, x, 0).to(torch.float64)
-    total = wide @ weight
-    squares = wide.square() @ weight
     if defined.all():
-        count = weight.sum(dim=1)[None, :, None].expand_as(total)
+        count = weight.sum(dim=1)[None, :, None].expand(*x.shape[:3], -1)
     else:
         count = defined.to(torch.float64) @ weight
-    parts = x.shape[1] // windows if x.shape[1] % windows == 0 else x.shape[1]
-    return tuple(t.unflatten(1, (-1, parts)).sum(dim=2) for t in (total, squares, count))  # type: ignore[return-value]
+    return count, wide @ weight, wide.square() @ weight
 
 
 def _extremes(
@@ -179,10 +184,7 @@ def _histogram(
     x: Tensor, defined: Tensor, bucket: Tensor, kept: Tensor, buckets: int
 ) -> Histogram:
     measures, _, heads, _ = x.shape
-    places = torch.empty_like(x)
-    for n, name in enumerate(PER_TOKEN):
-        unit_places(x[n], KINDS[name], out=places[n])
-    bins = (places * BINS).clamp_(0, BINS - 1).nan_to_num_(0).to(torch.int32)
+    bins = torch.stack([bins_of(x[n], KINDS[name]) for n, name in enumerate(PER_TOKEN)])
     cell = torch.arange(measures * heads, device=x.device, dtype=torch.int32).view(measures, 1, heads, 1)
     index = (cell * buckets + bucket[None, :, None].int()) * BINS + bins
     size = measures * heads * buckets * BINS
@@ -203,12 +205,20 @@ def _of_pairs(pairs: Float[Tensor, "batch head document"]) -> tuple[Moments, His
     return moments, Histogram.of(x, KINDS["value_similarity"])
 
 
-def _means(total: Tensor, count: Tensor, pairs: Tensor, windows: int) -> NDArray[np.float64]:
-    """(window, measure, head) in the order of DEFAULT."""
-    counts = count.sum(dim=-1)
-    tokens = torch.where(counts > 0, total.sum(dim=-1) / counts.clamp_min(1), torch.nan)
-    parts = pairs.double().unflatten(0, (tokens.shape[1], -1))
-    similarity = parts.permute(0, 2, 1, 3).flatten(2).nanmean(dim=-1)
-    together = torch.cat((similarity[None], tokens))
+def _means(
+    total: NDArray[np.float64],
+    count: NDArray[np.float64],
+    pairs: Float[Tensor, "batch head document"],
+    windows: int,
+) -> NDArray[np.float64]:
+    """(window, measure, head) in the order of DEFAULT; NaN where nothing counts."""
+    measures, batch, heads, _ = total.shape
+    windows = windows if batch % windows == 0 else batch
+    shape = (measures, windows, batch // windows, heads)
+    sums, counts = (x.sum(axis=-1).reshape(shape).sum(axis=2) for x in (total, count))
+    tokens = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    parts = pairs.double().unflatten(0, (windows, -1)).permute(0, 2, 1, 3).flatten(2)
+    similarity = parts.nanmean(dim=-1).cpu().numpy()
+    together = np.concatenate((similarity[None], tokens))
     assert len(together) == len(DEFAULT)
-    return together.permute(1, 0, 2).cpu().numpy()
+    return together.transpose(1, 0, 2)

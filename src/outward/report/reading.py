@@ -6,7 +6,7 @@ Layer = dict[str, Any]
 
 
 def reading(document: dict[str, Any]) -> list[str]:
-    """From the document of `summary`: where the bias is, how it goes with depth, and what it is made of."""
+    """From the document of `summary`: where the bias is, how it goes with depth, what it is made of."""
     layers = [x for x in document["layers"] if x.get("self_similarity") is not None]
     if not layers:
         return ["No layer has a token that sees another: nothing can be said."]
@@ -18,19 +18,22 @@ def reading(document: dict[str, Any]) -> list[str]:
     return [s for s in said if s]
 
 
-def _mean(layers: list[Layer], measure: str) -> float:
+def _mean(layers: list[Layer], measure: str, form: str) -> str:
+    """The mean over layers, in words."""
     known = [x[measure] for x in layers if x.get(measure) is not None]
-    return sum(known) / len(known) if known else float("nan")
+    return f"{sum(known) / len(known):{form}}" if known else "unknown"
 
 
 def _highest(layers: list[Layer]) -> str:
     top = max(layers, key=lambda x: x["self_similarity"])
     low = min(layers, key=lambda x: x["self_similarity"])
-    mean = _mean(layers, "self_similarity")
+    mean = _mean(layers, "self_similarity", ".2f")
+    said = f"What attention returns has a cosine of {mean} with the token's own value"
+    if len(layers) == 1:
+        return f"{said} in layer {top['layer']}, the only one."
     return (
-        f"What attention returns has a cosine of {mean:.2f} with the token's own value on average; it is "
-        f"highest in layer {top['layer']} ({top['self_similarity']:.2f}) and lowest in layer "
-        f"{low['layer']} ({low['self_similarity']:.2f})."
+        f"{said} on average; it is highest in layer {top['layer']} ({top['self_similarity']:.2f}) and "
+        f"lowest in layer {low['layer']} ({low['self_similarity']:.2f})."
     )
 
 
@@ -38,7 +41,8 @@ def _trend(trend: dict[str, Any] | None, layers: int) -> str | None:
     if trend is None:
         return None
     change, rank = trend["last_minus_first"], trend["spearman"]
-    said = f"Over depth: last layer minus first {_with(change, '+.2f')}; rank correlation {_with(rank, '+.2f')}."
+    said = f"Over depth: last layer minus first {_with(change, '+.2f')}; "
+    said += f"rank correlation {_with(rank, '+.2f')}."
     curve, lowest = trend["curvature"], trend["depth_of_minimum"]
     if layers < 5 or curve["value"] is None:
         return said
@@ -62,28 +66,31 @@ def _shape(curve: dict[str, Any], rank: dict[str, Any]) -> str:
 
 
 def _made_of(layers: list[Layer]) -> str:
-    parts = {n: _mean(layers, f"{n}_part") for n in ("self", "common", "selective")}
+    parts = {n: _mean(layers, f"{n}_part", "+.2f") for n in ("self", "common", "selective")}
+    weight = _mean(layers, "self_weight", ".1%")
     return (
-        f"Of that cosine, {parts['self']:+.2f} is the weight that a token gives itself "
-        f"({_mean(layers, 'self_weight'):.1%} of its attention, {_mean(layers, 'self_weight_ratio'):.1f} "
-        f"times an even share), {parts['common']:+.2f} what the others' values have in common with its "
-        f"own, and {parts['selective']:+.2f} which of them it chooses."
+        f"Of that cosine, {parts['self']} is the weight that a token gives itself ({weight} of its "
+        f"attention, {_mean(layers, 'self_weight_ratio', '.1f')} times an even share), "
+        f"{parts['common']} what the others' values have in common with its own, and "
+        f"{parts['selective']} which of them it chooses."
     )
 
 
 def _null(layers: list[Layer]) -> str:
     return (
-        f"Any other visible token would score {_mean(layers, 'null_similarity'):.2f}: "
-        f"{_mean(layers, 'excess_similarity'):+.2f} is about the token itself. Without what all visible "
-        f"values share, the cosine is {_mean(layers, 'centred_similarity'):.2f}."
+        f"Any other visible token would score {_mean(layers, 'null_similarity', '.2f')}: "
+        f"{_mean(layers, 'excess_similarity', '+.2f')} is about the token itself. Without what all "
+        f"visible values share, the cosine is {_mean(layers, 'centred_similarity', '.2f')}."
     )
 
 
 def _values(layers: list[Layer]) -> str:
-    sink = _mean(layers, "sink_weight")
-    said = f"Values of different tokens have a mean cosine of {_mean(layers, 'value_similarity'):.2f}."
-    if sink > 0.1:
-        said += f" The first token takes {sink:.0%} of all attention."
+    said = (
+        f"Values of different tokens have a mean cosine of {_mean(layers, 'value_similarity', '.2f')}."
+    )
+    known = [x["sink_weight"] for x in layers if x.get("sink_weight") is not None]
+    if sum(known) > 0.1 * len(known):
+        said += f" The first token takes {_mean(layers, 'sink_weight', '.0%')} of all attention."
     return said
 
 
@@ -97,22 +104,22 @@ def _heads(heads: list[Layer]) -> str | None:
 
 
 def _compared(layers: list[Layer], baselines: dict[str, list[Layer]]) -> list[str]:
-    mean = _mean(layers, "self_similarity")
+    mean, excess = _both(layers)
     return [
-        f"With {name.replace('-', ' ')} the cosine is {_mean(other, 'self_similarity'):.2f} instead of "
-        f"{mean:.2f}, and its excess over the null {_mean(other, 'excess_similarity'):+.2f} instead of "
-        f"{_mean(layers, 'excess_similarity'):+.2f}."
+        f"With {name.replace('-', ' ')} the cosine is {_both(other)[0]} instead of {mean}, and its "
+        f"excess over the null {_both(other)[1]} instead of {excess}."
         for name, other in baselines.items()
     ]
+
+
+def _both(layers: list[Layer]) -> tuple[str, str]:
+    return _mean(layers, "self_similarity", ".2f"), _mean(layers, "excess_similarity", "+.2f")
 
 
 def _lengths(lengths: dict[str, list[Layer]]) -> list[str]:
     if not lengths:
         return []
-    said = ", ".join(
-        f"{_mean(x, 'self_similarity'):.2f} ({_mean(x, 'excess_similarity'):+.2f}) at {n}"
-        for n, x in lengths.items()
-    )
+    said = ", ".join("{} ({}) at {}".format(*_both(x), n) for n, x in lengths.items())
     return [f"By length, the cosine (and its excess over the null) is {said}."]
 
 

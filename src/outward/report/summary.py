@@ -39,8 +39,8 @@ def _is_baseline(series: str) -> bool:
 
 def layers(profile: pd.DataFrame, samples: pd.DataFrame | None = None) -> list[dict[str, Any]]:
     """One object per layer: the mean over heads of each measure, and the interval of the bias."""
-    means = profile.pivot_table(index=["layer", "module"], columns="measure", values="mean", observed=True)
-    found = [
+    means = _means(profile, ["layer", "module"])
+    found: list[dict[str, Any]] = [
         {"layer": int(layer), "module": str(module), **{str(k): _number(v) for k, v in row.items()}}
         for (layer, module), row in means.iterrows()
     ]
@@ -53,12 +53,19 @@ def layers(profile: pd.DataFrame, samples: pd.DataFrame | None = None) -> list[d
 
 def heads(profile: pd.DataFrame) -> list[dict[str, Any]]:
     """One object per head."""
-    keys = ["layer", "module", "head"]
-    means = profile.pivot_table(index=keys, columns="measure", values="mean", observed=True)
+    means = _means(profile, ["layer", "module", "head"])
     return [
-        {"layer": int(n), "module": str(m), "head": int(h)} | {str(k): _number(v) for k, v in row.items()}
+        {"layer": int(n), "module": str(m), "head": int(h)}
+        | {str(k): _number(v) for k, v in row.items()}
         for (n, m, h), row in means.iterrows()
     ]
+
+
+def _means(profile: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """A column per measure, also where it is unknown everywhere."""
+    named = list(profile["measure"].unique())
+    means = profile.pivot_table(index=keys, columns="measure", values="mean", observed=True)
+    return means.reindex(columns=named)
 
 
 def trends(samples: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -72,15 +79,11 @@ def trends(samples: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return found
 
 
-def by_window(
-    samples: pd.DataFrame, measure: str
-) -> tuple[Values, NDArray[np.int64], list[int]]:
+def by_window(samples: pd.DataFrame, measure: str) -> tuple[Values, NDArray[np.int64], list[int]]:
     """(window, layer) means over heads, the number of each window's document, and the layers."""
     chosen = samples[samples["measure"] == measure]
     codes = chosen["document"].cat.codes.to_numpy()
-    frame = pd.DataFrame(
-        {"d": codes, "w": chosen["window"], "layer": chosen["layer"], "mean": chosen["mean"]}
-    )
+    frame = chosen[["window", "layer", "mean"]].rename(columns={"window": "w"}).assign(d=codes)
     table = frame.groupby(["d", "w", "layer"])["mean"].mean().unstack("layer").dropna()
     documents = table.index.get_level_values("d").to_numpy()
     return table.to_numpy(), documents.astype(np.int64), [int(x) for x in table.columns]
@@ -116,7 +119,9 @@ def warnings(result: Result, profile: pd.DataFrame) -> list[str]:
         found.append("one length: the bias depends on how much a token sees; --lengths compares.")
     alone = manifest["layers"][0]["alone"] if manifest["layers"] else 0
     if alone:
-        found.append("tokens that see only themselves (the first of each text) are left out: there y = v.")
+        found.append(
+            "tokens that see only themselves (the first of each text) are left out: there y = v."
+        )
     if _shares_values(profile):
         found.append("heads share values (grouped-query attention): value_similarity is the group's.")
     refused = [c for c in manifest["coverage"] if c["status"] == "refused"]
@@ -131,7 +136,8 @@ def warnings(result: Result, profile: pd.DataFrame) -> list[str]:
 
 
 def _shares_values(profile: pd.DataFrame) -> bool:
-    pairs = profile[(profile["measure"] == "value_similarity") & (profile["layer"] == profile["layer"].min())]
+    pairs = profile[profile["measure"] == "value_similarity"]
+    pairs = pairs[pairs["layer"] == pairs["layer"].min()]
     return len(pairs) > 1 and bool(pairs["mean"].iloc[0] == pairs["mean"].iloc[1])
 
 

@@ -26,23 +26,44 @@ def show(
 ) -> None:
     """Table (of some measures, or the main ones), reading, warnings."""
     columns = {name: name.replace("_", " ") for name in measures} or COLUMNS
-    console.print(layer_table(document["layers"], columns))
+    for n, part in enumerate(_fitting(document["layers"], columns, console)):
+        console.print(layer_table(document["layers"], part, bars=n == 0))
     for sentence in said:
         console.print(f"• {sentence}", soft_wrap=True, highlight=False, markup=False)
     for warning in document["warnings"]:
         console.print(f"! {warning}", soft_wrap=True, highlight=False, markup=False, style="dim")
 
 
-def layer_table(layers: list[dict[str, Any]], columns: dict[str, str] = COLUMNS) -> Table:
+def _fitting(
+    layers: list[dict[str, Any]], columns: dict[str, str], console: Console
+) -> list[dict[str, str]]:
+    """The columns, in as many tables as it takes for no number to be cut off."""
+    unlimited = console.options.update(width=10_000)
+    parts: list[dict[str, str]] = [{}]
+    for name, title in columns.items():
+        longer = {**parts[-1], name: title}
+        table = layer_table(layers, longer, bars=len(parts) == 1)
+        if parts[-1] and console.measure(table, options=unlimited).maximum > console.width:
+            parts.append({name: title})
+        else:
+            parts[-1] = longer
+    return parts
+
+
+def layer_table(
+    layers: list[dict[str, Any]], columns: dict[str, str] = COLUMNS, *, bars: bool = True
+) -> Table:
     """A row per layer, with the bias as a bar."""
-    table = Table(box=None, pad_edge=False, title_justify="left")
-    table.add_column("layer", justify="right")
-    table.add_column("cos(y, v) from 0 to 1", min_width=BAR)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layer", justify="right", no_wrap=True)
+    if bars:
+        table.add_column("cos(y, v) from 0 to 1", min_width=BAR, no_wrap=True)
     for title in columns.values():
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for layer in layers:
         numbers = [_cell(layer.get(name)) for name in columns]
-        table.add_row(str(layer["layer"]), bar(layer.get("self_similarity")), *numbers)
+        drawn = [bar(layer.get("self_similarity"))] if bars else []
+        table.add_row(str(layer["layer"]), *drawn, *numbers)
     return table
 
 

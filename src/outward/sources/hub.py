@@ -1,6 +1,5 @@
 """A repository of the model hub becomes a local folder, so that all that follows reads local files."""
 
-import os
 from pathlib import Path
 
 import huggingface_hub
@@ -17,7 +16,6 @@ HUB_ERRORS = (OSError, ValueError, HTTPError)
 
 def fetch(repository: str, revision: str | None, patterns: list[str]) -> tuple[Path, str]:
     """(folder, commit) with the top-level files that match; from the cache where they are in it."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     try:
         folder = huggingface_hub.snapshot_download(

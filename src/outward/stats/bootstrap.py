@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 DRAWS = 2000
 LEVEL = 0.95
+WEIGHTS = 2**22
+"""Of documents, at a time: 32 MiB."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and the middle LEVEL of its bootstrap distribution; None without two documents."""
+    """A number and the middle LEVEL of its bootstrap distribution; None where there is none."""
 
     value: float
     low: float | None
@@ -34,11 +36,26 @@ def bootstrap(
     n = len(per_document)
     if n < 2:
         return [Interval(float(x), None, None) for x in value]
-    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=DRAWS) / n
-    drawn = statistic(np.tensordot(weights, per_document, axes=1))
-    tail = (1 - LEVEL) / 2
-    low, high = np.nanquantile(drawn, (tail, 1 - tail), axis=0)
-    return [Interval(float(x), float(a), float(b)) for x, a, b in zip(value, low, high, strict=True)]
+    drawn = statistic(_redrawn(per_document, seed))
+    return [_interval(float(x), draws) for x, draws in zip(value, drawn.T, strict=True)]
+
+
+def _redrawn(per_document: Values, seed: int) -> Values:
+    """The mean over documents, DRAWS times over documents drawn with replacement."""
+    n = len(per_document)
+    random = np.random.default_rng(seed)
+    step = max(1, WEIGHTS // n)
+    sizes = [min(step, DRAWS - i) for i in range(0, DRAWS, step)]
+    drawn = (random.multinomial(n, np.full(n, 1 / n), size=size) / n for size in sizes)
+    return np.concatenate([np.tensordot(weights, per_document, axes=1) for weights in drawn])
+
+
+def _interval(value: float, draws: Values) -> Interval:
+    known = draws[~np.isnan(draws)]
+    if np.isnan(value) or not len(known):
+        return Interval(value, None, None)
+    low, high = np.quantile(known, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Interval(value, float(low), float(high))
 
 
 def _document_means(samples: Values, documents: NDArray[np.int64]) -> Values:
@@ -55,18 +72,30 @@ TREND = ("last_minus_first", "spearman", "depth_of_minimum", "curvature")
 def trend(profile: Values) -> Values:
     """Of a quantity over layers, (draw, layer): the four numbers of TREND, (draw, 4).
 
-    last_minus_first; Spearman's correlation with depth; where the least is, from 0 (first layer) to 1
-    (last); the curvature c of the best a + b x + c x², with depth x from -1 to 1: positive for a U.
+    last_minus_first; Spearman's correlation with depth, NaN where all layers are equal; where the least
+    is, from 0 (first layer) to 1 (last); the curvature c of the best a + b x + c x², with depth x from
+    -1 to 1: positive for a U, NaN of fewer than three layers.
     """
     layers = profile.shape[1]
     if layers < 2:
         return np.full((len(profile), len(TREND)), np.nan)
     depth = np.linspace(-1, 1, layers)
-    ranks = profile.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable") + 0.0
-    centre = (layers - 1) / 2
-    spearman = ((ranks - centre) @ (np.arange(layers) - centre)) / (layers * (layers**2 - 1) / 12)
     lowest = profile.argmin(axis=1) / (layers - 1)
     curvature = np.full(len(profile), np.nan)
     if layers > 2:
         curvature = np.polynomial.polynomial.polyfit(depth, profile.T, 2)[2]
-    return np.stack((profile[:, -1] - profile[:, 0], spearman, lowest, curvature), axis=1)
+    change = profile[:, -1] - profile[:, 0]
+    return np.stack((change, _spearman(profile), lowest, curvature), axis=1)
+
+
+def _spearman(profile: Values) -> Values:
+    """The correlation of ranks, equal numbers sharing the mean of theirs, with 0, 1, 2, ..."""
+    layers = profile.shape[1]
+    middle = (layers - 1) / 2
+    columns = [profile[:, [n]] for n in range(layers)]
+    below = np.stack([(profile < x).sum(axis=1) for x in columns], axis=1)
+    equal = np.stack([(profile == x).sum(axis=1) for x in columns], axis=1)
+    rank = below + (equal - 1) / 2 - middle
+    depth = np.arange(layers) - middle
+    size = np.sqrt((rank * rank).sum(axis=1) * (depth @ depth))
+    return np.where(size > 0, rank @ depth / np.where(size > 0, size, 1), np.nan)

@@ -50,7 +50,7 @@ class Moments:
         """The cells along an axis together, in order."""
         merged = Moments.empty(self.count.take(0, axis).shape)
         for i in range(self.count.shape[axis]):
-            merged = merged.merge(Moments(*(x.take(i, axis) for x in self._fields())))
+            merged = merged.merge(Moments(*(np.take(x, i, axis) for x in self._fields())))
         return merged
 
     def at(self, index: Any) -> "Moments":

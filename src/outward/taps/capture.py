@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -11,13 +13,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from outward.attention.call import AttentionCall
+from outward.attention.inputs import Mask, SelfKey
 from outward.taps import interface
-from outward.taps.coverage import ModuleCoverage, Seen, coverage
+from outward.taps.coverage import ModuleCoverage, Seen, coverage, is_shell
 from outward.taps.crossing import crossing, has_cache
 from outward.taps.functions import WatchFunctions
 from outward.taps.kernels import FusedCall
 from outward.taps.layouts import (
-    NotMeasurable,
+    DROPPED_OUT,
+    NotMeasurableError,
     find_self_key,
     four_axes,
     four_axes_mask,
@@ -26,6 +30,7 @@ from outward.taps.layouts import (
 from outward.taps.transformers_call import from_interface
 
 Observer = Callable[[AttentionCall], None]
+Reader = Callable[[bool], dict[str, Any]]  # given whether there is a cache: the fields of a call
 
 
 def capture(model: nn.Module, observe: Observer | None = None) -> "Capture":
@@ -86,7 +91,7 @@ class Capture(Sequence[AttentionCall]):
             for module in self.model.modules():
                 for handle in self._hooks(module):
                     stack.callback(handle.remove)
-            stack.enter_context(_not_compiled(self.model))
+            stack.enter_context(_NotCompiled(self.model))
             interface.listen(self)
             stack.callback(interface.leave, self)
             self._functions = stack.enter_context(WatchFunctions(self))
@@ -159,30 +164,27 @@ class Capture(Sequence[AttentionCall]):
     ) -> None:
         """Tier 1."""
         run = self._run_of(module)
-        crosses = crossing(run.module, run.args, run.kwargs)
-        cached = has_cache(run.module, run.args, run.kwargs)
         self._emit(
-            run,
-            "interface",
-            crosses,
-            lambda: from_interface(module, inputs, options, result, fused, cached),
+            run, "interface", None, partial(from_interface, module, inputs, options, result, fused)
         )
 
     def fused_call(self, call: FusedCall, *, crossing: str | None, added_keys: bool) -> None:
         """Tier 2."""
         run = self._running[-1]
-        crosses = crossing or _crossing(run)
-        cached = has_cache(run.module, run.args, run.kwargs)
-        self._emit(run, "torch", crosses, lambda: _from_fused(call, run, cached, added_keys))
+        self._emit(run, "torch", crossing, partial(_from_fused, call, run.module, added_keys))
 
     def product(self, weights: Tensor, v: Tensor, y: Tensor) -> None:
         """Tier 3."""
         run = self._running[-1]
-        self._emit(run, "softmax", _crossing(run), lambda: _from_product(weights, v, y, run))
+        self._emit(run, "softmax", None, partial(_from_product, weights, v, y, run))
 
     def operation(self, name: str) -> None:
         """What else a module does, for the reason why nothing came of it."""
         self._seen.operations.setdefault(self._running[-1].name, set()).add(name)
+
+    def lost(self, name: str) -> None:
+        """Where the weights of a module went."""
+        self._seen.lost.setdefault(self._running[-1].name, set()).add(name)
 
     def _run_of(self, module: nn.Module) -> "_Run":
         for run in reversed(self._running):
@@ -190,15 +192,14 @@ class Capture(Sequence[AttentionCall]):
                 return run
         return _Run(module, self._names[id(module)], 0, (), {})
 
-    def _emit(
-        self, run: "_Run", tier: str, crosses: str | None, read: Callable[[], dict[str, Any]]
-    ) -> None:
-        if crosses is not None:
-            self._seen.refused[run.name] = crosses
-            return
+    def _emit(self, run: "_Run", tier: str, crosses: str | None, read: Reader) -> None:
+        crosses = crosses or crossing(run.module, run.args, run.kwargs)
+        cached = has_cache(run.module, run.args, run.kwargs)
         try:
-            found = read()
-        except NotMeasurable as error:
+            if crosses is not None:
+                raise NotMeasurableError(crosses)
+            found = read(cached)
+        except NotMeasurableError as error:
             self._seen.refused[run.name] = str(error)
             return
         self._seen.tiers[run.name] = tier
@@ -206,7 +207,7 @@ class Capture(Sequence[AttentionCall]):
         valid = self._valid(run.name, found["y"])
         call = AttentionCall(layer=layer, module=run.name, tier=tier, valid=valid, **found)
         if self._observe is None:
-            self._calls.append(call)
+            self._calls.append(_out_of_cache(call) if cached else call)
             return
         self._observing = True  # what the observer computes is not the model's
         try:
@@ -234,19 +235,22 @@ class _Run:
         self.module, self.name, self.nth, self.args, self.kwargs = module, name, nth, args, kwargs
 
 
-def _crossing(run: _Run) -> str | None:
-    return crossing(run.module, run.args, run.kwargs)
+def _out_of_cache(call: AttentionCall) -> AttentionCall:
+    """With keys and values of its own: a cache of fixed size is written into at the next step."""
+    k = None if call.k is None else call.k.clone()
+    return replace(call, k=k, v=call.v.clone())
 
 
-def _from_fused(call: FusedCall, run: _Run, cached: bool, added_keys: bool) -> dict[str, Any]:
+def _from_fused(call: FusedCall, module: nn.Module, added_keys: bool, cached: bool) -> dict[str, Any]:
+    if call.dropout > 0:
+        raise NotMeasurableError(DROPPED_OUT)
     leads = tuple(call.q.shape[:-2])
-    heads = number_of_heads(run.module)
+    heads = number_of_heads(module)
     q, k, v, y = (four_axes(x, heads) for x in (call.q, call.k, call.v, call.y))
     mask = four_axes_mask(call.mask, q, leads)
-    if added_keys:
-        own = torch.arange(q.shape[2], device=q.device)
-    else:
-        own = find_self_key(q, v, mask, cached=cached)
+    own: SelfKey | None = torch.arange(q.shape[2], device=q.device)
+    if not added_keys:
+        own = find_self_key(q, v, mask, cached=cached, causal=call.causal)
     return {
         "q": q,
         "k": k,
@@ -260,26 +264,28 @@ def _from_fused(call: FusedCall, run: _Run, cached: bool, added_keys: bool) -> d
     }
 
 
-def _from_product(weights: Tensor, v: Tensor, y: Tensor, run: _Run) -> dict[str, Any]:
+def _from_product(weights: Tensor, v: Tensor, y: Tensor, run: _Run, cached: bool) -> dict[str, Any]:
+    if is_shell(run.module):
+        raise NotMeasurableError("its softmax is outside of the attention in it, and mixes no tokens")
     heads = number_of_heads(run.module)
     tokens = _tokens_of(run)
     if tokens is not None and y.shape[-1] == tokens and weights.shape[-1] != tokens:
-        raise NotMeasurable("its softmax is over channels, not over keys")
-    P, v, y = (four_axes(x, heads) for x in (weights, v, y))
+        raise NotMeasurableError("its softmax is over channels, not over keys")
+    P, v, y = four_axes(weights, heads), four_axes(v, heads), four_axes(y, heads)
     if P.shape[-1] != v.shape[-2] or P.shape[0] != y.shape[0]:
-        raise NotMeasurable(
+        raise NotMeasurableError(
             f"weights {tuple(weights.shape)} and values {tuple(v.shape)} do not pair up"
         )
-    if P.shape[-2] != P.shape[-1]:
-        raise NotMeasurable(
-            f"{P.shape[-2]} queries and {P.shape[-1]} keys: the query tokens are not the key tokens"
-        )
+    rounding = 4 * torch.finfo(P.dtype).eps + P.shape[-1] * torch.finfo(torch.float32).eps
+    if (P.sum(dim=-1) > 1 + rounding).any():
+        raise NotMeasurableError("its weights are no softmax over keys: their sum exceeds 1")
     # No mask was seen. Masks that add -inf, finfo.min or -100 leave weights of 0 or below float32's
     # smallest normal number in every head; a key that is seen, only if its score is 87 below the
     # highest in every head.
     seen = (P >= 2.0**-126).any(dim=1, keepdim=True)
-    mask = None if seen.all() else seen
-    return {"v": v.expand(*P.shape[:2], -1, -1), "y": y, "weights": P, "mask": mask}
+    mask: Mask | None = None if seen.all() else seen
+    own = find_self_key(y, v, mask, cached=cached)
+    return {"v": v.expand(*P.shape[:2], -1, -1), "y": y, "weights": P, "mask": mask, "self_key": own}
 
 
 def _tokens_of(run: _Run) -> int | None:
@@ -303,7 +309,7 @@ def refuse_compiled(model: nn.Module) -> None:
             )
 
 
-class _not_compiled:
+class _NotCompiled:
     """Models compiled in place (`model.compile()`) run as they were written, for the duration."""
 
     def __init__(self, model: nn.Module) -> None:

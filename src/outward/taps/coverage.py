@@ -25,11 +25,10 @@ class Seen:
     tiers: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     operations: dict[str, set[str]] = field(default_factory=dict)
+    lost: dict[str, set[str]] = field(default_factory=dict)
 
 
-NOT_FOLLOWED = (
-    "a softmax ran in it and was not seen to meet values: written in a way that the taps do not know"
-)
+NOT_FOLLOWED = "a softmax ran in it and was not seen to meet values"
 
 
 def coverage(model: nn.Module, seen: Seen) -> list[ModuleCoverage]:
@@ -44,7 +43,7 @@ def coverage(model: nn.Module, seen: Seen) -> list[ModuleCoverage]:
             rows.append(ModuleCoverage(name, named[name], "refused", None, seen.refused[name]))
         elif name in attention and not _stands_for_another(name, attention, seen):
             called = name in seen.called
-            reason = _without_product(_operations(name, seen)) if called else "it did not run"
+            reason = _without_product(name, seen) if called else "it did not run"
             status: Literal["refused", "not called"] = "refused" if called else "not called"
             rows.append(ModuleCoverage(name, named[name], status, None, reason))
     return rows
@@ -58,26 +57,45 @@ def is_attention(kind: str) -> bool:
     return says_so and not any(lowered.endswith(p) for p in parts)
 
 
+def is_shell(module: nn.Module) -> bool:
+    """Whether a module only has attention inside: a block, a layer."""
+    if is_attention(type(module).__name__):
+        return False
+    return any(is_attention(type(m).__name__) for m in module.modules())
+
+
 def _stands_for_another(name: str, attention: list[str], seen: Seen) -> bool:
     """A shell around attention, or a part of it: the one inside or outside speaks for it."""
-    inner = [n for n in (*attention, *seen.tiers, *seen.refused) if n.startswith(f"{name}.")]
-    outer = [n for n in (*seen.tiers, *seen.refused) if name.startswith(f"{n}.")]
-    return bool(inner or outer)
+    return any(_is_inside(n, name) for n in (*attention, *seen.tiers, *seen.refused)) or any(
+        _is_inside(name, n) for n in (*seen.tiers, *seen.refused)
+    )
 
 
-def _operations(name: str, seen: Seen) -> set[str]:
-    """What was seen to run in a module and in those inside."""
-    inside = [found for n, found in seen.operations.items() if f"{n}.".startswith(f"{name}.")]
-    return set().union(*inside)
+def _inside(name: str, found: dict[str, set[str]]) -> set[str]:
+    """Of a module and of those inside."""
+    return set().union(*(x for n, x in found.items() if n == name or _is_inside(n, name)))
 
 
-def _without_product(operations: set[str]) -> str:
+def _is_inside(name: str, outer: str) -> bool:
+    return name != outer and (not outer or name.startswith(f"{outer}."))
+
+
+_MIXES = {"linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm"}
+
+
+def _without_product(name: str, seen: Seen) -> str:
     """Why no call came of a module that ran."""
+    operations, lost = _inside(name, seen.operations), _inside(name, seen.lost)
     if "grid_sample" in operations:
         return (
             "deformable attention: its values are sampled between tokens (grid_sample), and are no keys"
         )
+    if lost & _MIXES:
+        return (
+            f"its weights are no softmax over keys: after it they go through {', '.join(sorted(lost))}"
+        )
     if "softmax" in operations:
-        return NOT_FOLLOWED
+        where = f": its weights went into {', '.join(sorted(lost))}" if lost else ""
+        return f"{NOT_FOLLOWED}{where}"
     mixing = ", ".join(sorted(operations)) or "nothing that the taps know"
-    return f"no softmax ran in it: it mixes tokens by {mixing}"
+    return f"no softmax ran in it: it works by {mixing}"

@@ -1,7 +1,8 @@
 """Whether keys come from other tokens than queries: from what a module was given, never from shapes."""
 
 import inspect
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ _OTHERS = (
     "kv_states",
     "image_hidden_states",
 )
+# Where both are always given: other tokens only if not the same as the queries.
+_KEYS = ("key", "keys", "key_states", "hidden_kv", "key_value", "kv")
 _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache", "past", "mems")
 
 
@@ -36,6 +39,10 @@ def crossing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         other = given.get(name)
         if isinstance(other, Tensor) and other is not queries:
             return f"cross-attention (keys from {name})"
+    for name in _KEYS:
+        other = given.get(name)
+        if isinstance(other, Tensor) and queries is not None and not same_tokens(queries, other):
+            return f"cross-attention ({name} is not the same states as the queries)"
     return None
 
 
@@ -51,12 +58,12 @@ def same_tokens(a: Tensor, b: Tensor) -> bool:
 
 
 def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = _parameters(type(module))
+    names = _parameters(type(module).forward)
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-@lru_cache(maxsize=None)
-def _parameters(kind: type[nn.Module]) -> tuple[str, ...]:
+@cache
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = inspect.signature(kind.forward).parameters.values()
+    found = inspect.signature(forward).parameters.values()
     return tuple(p.name for p in found if p.kind in positional)[1:]

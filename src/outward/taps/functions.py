@@ -4,6 +4,7 @@ Tier 2 sees F.scaled_dot_product_attention and F.multi_head_attention_forward. T
 result of a softmax to the product that it enters: the weights, the other operand v, and y.
 """
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,65 +35,55 @@ class Listener(Protocol):
     def operation(self, name: str) -> None:
         """Told that the running module mixes tokens by this, for the reason of a refusal."""
 
+    def lost(self, name: str) -> None:
+        """Told that weights went into a function that the taps do not follow."""
 
-# What a module that is called attention may do instead, or in ways that are not followed.
-_MIXING = (
-    {f: "softmax" for f in (torch.softmax, Tensor.softmax, F.softmax, F.log_softmax)}
-    | {
-        F.grid_sample: "grid_sample",
-        torch.einsum: "einsum",
-        torch.cumsum: "cumsum",
-        Tensor.cumsum: "cumsum",
-    }
-    | {f: "a product" for f in (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)}
-    | {f: "a convolution" for f in (F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d)}
-    | {
-        f: "a Fourier transform"
-        for f in (torch.fft.fft, torch.fft.rfft, torch.fft.fftn, torch.fft.rfft2)
-    }
-    | {f: "a mean" for f in (torch.mean, Tensor.mean, F.avg_pool2d, F.adaptive_avg_pool2d)}
-)
-_SOFTMAX = {torch.softmax, Tensor.softmax, F.softmax}
-_MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+
+def _named(*names: str) -> set[Any]:
+    """Functions by name, in each of torch's places: torch.f, Tensor.f, F.f."""
+    return {getattr(place, n) for place in (torch, Tensor, F) for n in names if hasattr(place, n)}
+
+
+_SOFTMAX = _named("softmax")
+_MATMUL = _named("matmul", "__matmul__", "bmm")
+_ADD = _named("add", "__add__", "__radd__", "add_", "__iadd__")
 # What may stand between a softmax and its product without being anything but weights.
-_KEEP = {
-    F.dropout,
-    torch.dropout,
-    torch.mul,
-    Tensor.mul,
-    Tensor.__mul__,
-    Tensor.mul_,
-    Tensor.to,
-    Tensor.type,
-    Tensor.type_as,
-    Tensor.float,
-    Tensor.half,
-    Tensor.bfloat16,
-    Tensor.contiguous,
-    Tensor.clone,
-    Tensor.view,
-    Tensor.reshape,
-    torch.reshape,
-    Tensor.flatten,
-    torch.flatten,
-    Tensor.unflatten,
-    Tensor.squeeze,
-    Tensor.unsqueeze,
-    Tensor.expand,
-    Tensor.__getitem__,
-    Tensor.masked_fill,
-    Tensor.masked_fill_,
-    torch.nan_to_num,
-    Tensor.nan_to_num,
-    torch.where,
-}
-_TURN = {
-    torch.transpose,
-    Tensor.transpose,
-    Tensor.swapaxes,
-    Tensor.swapdims,
-    Tensor.permute,
-    torch.permute,
+_KEEP = (
+    _named(
+        "dropout",
+        "mul",
+        "mul_",
+        "multiply",
+        "__mul__",
+        "__rmul__",
+        "__imul__",
+        "div",
+        "div_",
+        "true_divide",
+    )
+    | _named(
+        "__truediv__", "__itruediv__", "to", "type", "type_as", "float", "double", "half", "bfloat16"
+    )
+    | _named("contiguous", "clone", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze")
+    | _named("expand", "expand_as", "__getitem__", "masked_fill", "masked_fill_", "nan_to_num", "where")
+    | _named("transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis")
+    | {Tensor.mT.__get__}  # type: ignore[attr-defined]
+)
+# What a module that is called attention may do instead, or in ways that are not followed.
+_MIXING: dict[Any, str] = {
+    f: said
+    for said, functions in {
+        "softmax": _SOFTMAX | _named("log_softmax"),
+        "grid_sample": _named("grid_sample"),
+        "products": _MATMUL | _named("einsum", "baddbmm"),
+        "cumulative sums": _named("cumsum"),
+        "convolutions": _named("conv1d", "conv2d", "conv3d"),
+        "exponentials of its own": _named("exp"),
+        "sigmoids": _named("sigmoid"),
+        "means": _named("mean", "avg_pool2d", "adaptive_avg_pool2d"),
+        "Fourier transforms": {torch.fft.fft, torch.fft.rfft, torch.fft.fftn, torch.fft.rfft2},
+    }.items()
+    for f in functions
 }
 
 
@@ -135,14 +126,15 @@ class WatchFunctions(TorchFunctionMode):
         calls: list[FusedCall] = []
         if kwargs.get("need_weights", True):  # by hand, without torch's attention: once more with it
             result = func(*args, **kwargs)
-            with _fused_calls_to(calls):
-                func(*args, **{**kwargs, "need_weights": False})
+            with torch._C.DisableTorchFunction(), _fused_calls_to(calls):
+                func(*args, **{**kwargs, "need_weights": False, "training": False})
         else:
             with _fused_calls_to(calls):
                 result = func(*args, **kwargs)
-        query, key = args[:2]
-        crossing = None if same_tokens(query, key) else "cross-attention (query is not key)"
-        added = args[7] is not None or bool(args[9])  # bias_k, add_zero_attn
+        given = dict(zip(_MULTI_HEAD, args, strict=False)) | kwargs
+        same = same_tokens(given["query"], given["key"])
+        crossing = None if same else "cross-attention (query is not key)"
+        added = given.get("bias_k") is not None or bool(given.get("add_zero_attn"))
         for call in calls:
             self.listener.fused_call(call, crossing=crossing, added_keys=added)
         return result
@@ -154,15 +146,18 @@ class WatchFunctions(TorchFunctionMode):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if result.ndim >= 3 and dim in (-1, -2, result.ndim - 1, result.ndim - 2):
                 self.weights[id(result)] = result
-        elif not self.weights:
-            return
-        elif func in _MATMUL:
-            self._matmul(*args, result)
-        elif func is torch.einsum:
-            self._einsum(args, result)
-        elif (func in _KEEP or func in _TURN) and isinstance(result, Tensor):
-            if any(id(x) in self.weights for x in args if isinstance(x, Tensor)):
-                self.weights[id(result)] = result
+        elif self.weights:
+            given = [x for x in args if isinstance(x, Tensor)]
+            tagged = [id(x) in self.weights for x in given]
+            if func in _MATMUL:
+                self._matmul(args[0], args[1], result)
+            elif func is torch.einsum:
+                self._einsum(args, result)
+            elif any(tagged) and isinstance(result, Tensor) and result.ndim >= 3:
+                if func in _KEEP or (func in _ADD and all(tagged)):
+                    self.weights[id(result)] = result
+                else:
+                    self.listener.lost(func.__name__)
 
     def _matmul(self, a: Tensor, b: Tensor, y: Tensor) -> None:
         if id(a) in self.weights and id(b) not in self.weights:
@@ -183,15 +178,14 @@ class WatchFunctions(TorchFunctionMode):
             if id(tensors[p]) in self.weights and id(tensors[other]) not in self.weights:
                 found = _as_product(letters[p], letters[other], out)
                 if found is not None:
-                    order = [tensors[p], tensors[other], y]
-                    turned = (
-                        x.permute([s.index(c) for c in want])
-                        for x, s, want in zip(
-                            order, (letters[p], letters[other], out), found, strict=True
-                        )
-                    )
-                    self.listener.product(*turned)
+                    order = (tensors[p], letters[p]), (tensors[other], letters[other]), (y, out)
+                    self.listener.product(*map(_turned, order, found))
                 return
+
+
+def _turned(named: tuple[Tensor, str], order: str) -> Tensor:
+    x, letters = named
+    return x.permute([letters.index(c) for c in order])
 
 
 def _as_product(p: str, v: str, y: str) -> tuple[str, str, str] | None:
@@ -206,7 +200,8 @@ def _as_product(p: str, v: str, y: str) -> tuple[str, str, str] | None:
     return leads + i + j, leads + j + d, leads + i + d
 
 
-_patching = threading.Lock()
+_MULTI_HEAD = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
+_patching = threading.RLock()
 
 
 @contextmanager

@@ -38,32 +38,30 @@ class Listener(Protocol):
 
 _lock = threading.Lock()
 _listeners: list[Listener] = []
-_original: Callable[..., Any] | None = None
+_originals: list[Callable[..., Any]] = []  # one, while somebody listens
 
 
 def listen(listener: Listener) -> None:
     """Begin to hand the listener every call of its model."""
-    global _original
     interface = _interface()
     if interface is None:
         return
     with _lock:
         if not _listeners:
-            _original = interface.get_interface
+            _originals.append(interface.get_interface)
             interface.get_interface = _wrapped(interface.get_interface)
         _listeners.append(listener)
 
 
 def leave(listener: Listener) -> None:
     """The last one to leave restores transformers as it was."""
-    global _original
     interface = _interface()
     with _lock:
         if listener not in _listeners:
             return
         _listeners.remove(listener)
         if not _listeners and interface is not None:
-            interface.get_interface, _original = _original, None
+            interface.get_interface = _originals.pop()
 
 
 def _interface() -> Any:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -23,6 +22,7 @@ class FusedCall:
     scale: float
     y: Tensor
     lse: Tensor | None
+    dropout: float = 0.0
 
 
 # Each returns (output, log-sum-exp, ...). The last one leaves it out unless asked.
@@ -75,7 +75,7 @@ def attend(
     lse = None if kept.lse is None else kept.lse[..., : y.shape[-2]]  # some kernels pad its rows
     if lse is not None and lse.shape != y.shape[:-1]:
         lse = None
-    return FusedCall(query, key, value, attn_mask, is_causal, scale, y, lse)
+    return FusedCall(query, key, value, attn_mask, is_causal, scale, y, lse, dropout_p)
 
 
 class WatchFused(TorchFunctionMode):

@@ -8,8 +8,11 @@ from torch import Tensor
 from outward.attention.inputs import Mask, SelfKey, is_visible, last_visible_key
 
 
-class NotMeasurable(Exception):
+class NotMeasurableError(Exception):
     """Attention that cannot be read as self-attention by softmax over keys, and why."""
+
+
+DROPPED_OUT = "its weights are dropped out at random: call model.eval() first"
 
 
 def four_axes(x: Tensor, heads: int | None = None) -> Tensor:
@@ -27,6 +30,8 @@ def four_axes_mask(mask: Tensor | None, like: Tensor, leads: tuple[int, ...]) ->
     """A mask that broadcasts to (*leads, query, key), for a call brought to (batch, head, ...)."""
     if mask is None:
         return None
+    if mask.ndim == 4:  # the same object: layers that share a mask can be told
+        return mask
     if mask.ndim <= 2:
         return mask.view((1,) * (4 - mask.ndim) + mask.shape)
     batch, heads = like.shape[:2]
@@ -45,7 +50,7 @@ def output_axes(y: Tensor, q: Tensor, v: Tensor) -> Tensor:
         return y.transpose(1, 2)
     if y.shape == (batch, heads, tokens, v.shape[3]):
         return y
-    raise NotMeasurable(
+    raise NotMeasurableError(
         f"its output {tuple(y.shape)} is not (batch, token, head, dim) of q {tuple(q.shape)}"
     )
 
@@ -59,21 +64,28 @@ def number_of_heads(module: Any) -> int | None:
     return None
 
 
-def find_self_key(q: Tensor, v: Tensor, mask: Mask | None, *, cached: bool) -> SelfKey | None:
+def find_self_key(
+    q: Tensor, v: Tensor, mask: Mask | None, *, cached: bool, causal: bool = False
+) -> SelfKey | None:
     """The own key of each query; None says that query i is key i. Refuses to guess from shapes."""
     queries, keys = q.shape[2], v.shape[2]
     if queries == keys:
         return None
     if not cached:
-        raise NotMeasurable(
-            f"{queries} queries and {keys} keys with no cache: the query tokens are not the key tokens"
+        raise NotMeasurableError(
+            f"cross-attention by its shapes ({queries} queries, {keys} keys, no cache): the query "
+            "tokens are not the key tokens"
         )
     if mask is None:
+        if causal:  # torch shows query i the keys up to i, however many more there are
+            return torch.arange(queries, device=v.device)
         if queries > 1:
-            raise NotMeasurable(f"{queries} queries and {keys} keys without a mask that orders them")
+            raise NotMeasurableError(
+                f"{queries} queries and {keys} keys without a mask that orders them"
+            )
         return torch.full((1,), keys - 1, device=v.device)
     visible = is_visible(mask).any(dim=1, keepdim=True)
     try:
         return last_visible_key(visible).expand(q.shape[0], queries)
     except ValueError as error:
-        raise NotMeasurable(str(error)) from error
+        raise NotMeasurableError(str(error)) from error

@@ -6,7 +6,8 @@
 u is one rounding of y's type, w one of the type that sums are kept in. δ_i bounds the error of a score:
 a sum of dim products, and six roundings on the way (q, k, their product, scale, mask, softcap). A score
 off by δ, and a log-sum-exp off by as much, change a weight by e^{2δ}. Then weights are rounded, summed
-over the keys against v, and y is rounded: eight at most. Weights below the smallest normal number are lost.
+over the keys against v, and y is rounded: eight at most. Weights below the smallest normal
+number are lost.
 """
 
 import math
@@ -100,7 +101,7 @@ class Recomputation:
 def y_error(call: AttentionCall) -> tuple[float, float]:
     """The error of y relative to the largest y; and of y or the log-sum-exp, as a share of the bound.
 
-    Rows that see no key, and padded queries, are left out. NaN counts as infinitely wrong.
+    Rows that see no key, and padded queries, are left out. NaN where none is due is infinitely wrong.
     """
     error = size = share = 0.0
     with torch.no_grad():
@@ -182,34 +183,39 @@ def _compare(call: AttentionCall, rows: slice) -> tuple[float, float, float]:
     y, allowed, lse, lse_allowed, counted = _recomputed(call, rows)
     if not counted.any():
         return 0.0, 0.0, 0.0
-    off = (call.y[:, :, rows].double() - y).abs().nan_to_num(torch.inf)
+    off = _gap(call.y[:, :, rows], y)
     share = _share(off, allowed).amax(dim=-1)
     if call.lse is not None and call.weights is None:
-        gap = (call.lse[:, :, rows].double() - lse).abs().nan_to_num(torch.inf)
-        share = torch.maximum(share, _share(gap, lse_allowed))
-    error, size = off.amax(dim=-1), y.abs().amax(dim=-1)
+        share = torch.maximum(share, _share(_gap(call.lse[:, :, rows], lse), lse_allowed))
+    error, size = off.amax(dim=-1), y.abs().nan_to_num(0).amax(dim=-1)
     return error[counted].max().item(), size[counted].max().item(), share[counted].max().item()
 
 
+def _gap(seen: Tensor, exact: Tensor) -> Tensor:
+    """How far apart, and infinitely where only one is NaN: a model that makes NaN is read rightly."""
+    gap = (seen.double() - exact).abs().nan_to_num(torch.inf)
+    return gap.masked_fill(seen.isnan() & exact.isnan(), 0)
+
+
 def _share(off: Tensor, allowed: Tensor) -> Tensor:
-    return torch.where(off == 0, 0.0, off / allowed)
+    return torch.where(off == 0, 0.0, off / allowed).nan_to_num(torch.inf)
 
 
 def _recomputed(call: AttentionCall, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(ŷ, its bound, lse, its bound, the queries that count)."""
     v = call.v.double().repeat_interleave(call.group, dim=1)
-    u, w = _roundings(call.y)
+    u, w = _roundings(call)
     summed = v.shape[2] * w
     if call.q is None:
         assert call.weights is not None
         P = call.weights[:, :, rows].double()
         lse = delta = torch.zeros(P.shape[:3], dtype=P.dtype, device=P.device)
-        sees = P.sum(dim=-1) > 0
+        sees = P.sum(dim=-1) != 0
     else:
         s = scores(call, rows, torch.float64)
         lse = log_sum_exp(s, call.sinks)
         delta = _score_error(call, rows, u, w)
-        sees = s.amax(dim=-1) > -torch.inf
+        sees = s.amax(dim=-1) != -torch.inf
         P = (s - lse[..., None]).exp()
     relative = torch.expm1(2 * delta.clamp_max(20)) + summed + 8 * u
     allowed = (P @ v.abs()) * relative[..., None]
@@ -222,8 +228,8 @@ def _recomputed(call: AttentionCall, rows: slice) -> tuple[Tensor, Tensor, Tenso
 def _score_error(call: AttentionCall, rows: slice, u: float, w: float) -> Tensor:
     assert call.q is not None
     assert call.k is not None
-    q = call.q[:, :, rows].double().norm(dim=-1)
-    k = call.k.double().norm(dim=-1).amax(dim=-1).repeat_interleave(call.group, dim=1)
+    q = call.q[:, :, rows].double().norm(dim=-1).nan_to_num(0)
+    k = call.k.double().norm(dim=-1).nan_to_num(0).amax(dim=-1).repeat_interleave(call.group, dim=1)
     size = abs(call.scale) * q * k[..., None]
     if call.mask is not None and call.mask.dtype != torch.bool:
         mask = call.mask if call.mask.shape[2] == 1 else call.mask[:, :, rows]
@@ -232,13 +238,15 @@ def _score_error(call: AttentionCall, rows: slice, u: float, w: float) -> Tensor
     return size * (6 * u + call.q.shape[3] * w)
 
 
-def _roundings(y: Tensor) -> tuple[float, float]:
+def _roundings(call: AttentionCall) -> tuple[float, float]:
     """(u, w): of results, and of sums. Half types are summed in float32."""
-    eps = torch.finfo(y.dtype).eps
-    if y.dtype != torch.float32:
-        return eps, min(eps, torch.finfo(torch.float32).eps)
-    inputs = {"highest": eps, "high": 2.0**-10, "medium": 2.0**-7}
-    return inputs[torch.get_float32_matmul_precision()], eps
+    eps, single = torch.finfo(call.y.dtype).eps, torch.finfo(torch.float32).eps
+    if call.y.dtype == torch.float32:
+        inputs = {"highest": eps, "high": 2.0**-10, "medium": 2.0**-7}
+        return inputs[torch.get_float32_matmul_precision()], eps
+    if call.y.dtype == torch.float64 and call.weights is not None and call.q is not None:
+        return single, single  # transformers takes the softmax in float32, whatever the model's type
+    return eps, min(eps, single)
 
 
 def _by_batch(call: AttentionCall) -> Iterator[AttentionCall]:
@@ -293,7 +301,7 @@ def _check_output(own: float, watched: float) -> None:
 
 def _wrong(call: AttentionCall, error: float, share: float) -> str:
     return (
-        f"{call.module}: its attention output does not follow from its q, k, v and mask as captured "
+        f"{call.module or 'the model'}: its attention output does not follow from its q, k, v and mask as captured "
         f"(tier {call.tier}): off by {error:.1e} of the largest, {share:.1e} times what rounding in "
         f"{str(call.y.dtype).removeprefix('torch.')} explains."
     )

@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from outward.attention.inputs import Mask
 from outward.attention.masks import causal_mask, padding_mask, window_mask
 from outward.taps.kernels import FusedCall
-from outward.taps.layouts import NotMeasurable, find_self_key, four_axes_mask, output_axes
+from outward.taps.layouts import (
+    DROPPED_OUT,
+    NotMeasurableError,
+    find_self_key,
+    four_axes_mask,
+    output_axes,
+)
 
 # Options of attention functions that change the weights in ways that are not read here.
 _UNREAD = ("indices", "block_indices", "topk_indices", "cache")
@@ -26,11 +32,14 @@ def from_interface(
     q, k, v, given_mask = inputs
     for name in _UNREAD:
         if options.get(name) is not None and not fused:
-            raise NotMeasurable(f"attention with {name}, which the taps do not read")
+            raise NotMeasurableError(f"attention with {name}, which the taps do not read")
+    if options.get("dropout"):
+        raise NotMeasurableError(DROPPED_OUT)
     y = output_axes(result[0], q, v)
     softcap = options.get("softcap")
     found: dict[str, Any] = {"q": q, "k": k, "v": v, "y": y, "softcap": softcap}
-    found |= {"sinks": sinks_of(module, options), "scale": _scale(module, q, options)}
+    sinks = sinks_of(module, options)
+    found |= {"sinks": sinks, "scale": _scale(module, q, options)}
     if len(fused) == 1 and fused[0].y.shape == y.shape:
         call = fused[0]
         found |= {"mask": four_axes_mask(call.mask, q, tuple(call.q.shape[:-2]))}
@@ -38,9 +47,16 @@ def from_interface(
         found |= {"lse": call.lse if found["sinks"] is None and softcap is None else None}
     else:
         found |= _without_fused(module, q, v, given_mask, options, result[1])
-    found["self_key"] = find_self_key(q, v, found["mask"], cached=cached)
-    if found["causal"] and found["self_key"] is not None:
-        found["causal"] = False  # torch aligns a causal mask of more keys to the upper left
+    aligned = found["causal"] and bool(fused) and found["mask"] is None
+    found["self_key"] = find_self_key(q, v, found["mask"], cached=cached, causal=aligned)
+    if sinks is not None and len(sinks) != q.shape[1]:  # one for each query: only weights tell
+        if found.get("weights") is None:
+            raise NotMeasurableError(
+                "a sink of its own for every query, in a kernel that shows no weights"
+            )
+        found |= {"q": None, "k": None, "sinks": None}
+    if found["self_key"] is not None and not aligned:
+        found["causal"] = False  # the mask, or one query that sees all keys, says it all
     return found
 
 
@@ -74,7 +90,9 @@ def _without_fused(
         found = {"mask": both, "causal": False}
         return found if weights.shape[-2:] != (q.shape[2], v.shape[2]) else found | {"weights": weights}
     if bias is not None:
-        raise NotMeasurable("a position bias within a kernel that shows neither its mask nor weights")
+        raise NotMeasurableError(
+            "a position bias within a kernel that shows neither its mask nor weights"
+        )
     causal = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     causal = causal and q.shape[2] > 1
