@@ -27,7 +27,7 @@ LEVEL = {
     "cli": 6,
     "__init__": 7,
 }
-ONLY_TORCH = {"attention", "stats"}  # beside the standard library, and jaxtyping for shapes
+ONLY_TORCH = {"attention"}  # beside the standard library, and jaxtyping for shapes
 WITHOUT_TORCH = {"results", "report"}
 
 

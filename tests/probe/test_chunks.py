@@ -98,7 +98,9 @@ def assert_close(left: pa.Table, right: pa.Table) -> None:
     for name in a:
         if name in ("mean", "std"):
             size = np.maximum(np.abs(a[["min", "max"]]).max(axis=1), 1)
-            assert ((a[name] - b[name]).abs() <= 64 * np.finfo(float).eps * size)[a["n"] > 0].all(), name
+            assert ((a[name] - b[name]).abs() <= 64 * np.finfo(float).eps * size)[a["n"] > 0].all(), (
+                name
+            )
         else:
             assert a[name].equals(b[name]), name
 

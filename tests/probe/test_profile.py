@@ -120,7 +120,9 @@ def test_the_profile_is_that_of_every_token(
 
 def test_buckets_are_of_places_and_make_up_the_whole(model: nn.Module) -> None:
     profile = measure(model, batches(LENGTHS, 3), verify=False).profile
-    at = profile[(profile["measure"] == "self_weight") & (profile["head"] == 1) & (profile["layer"] == 0)]
+    at = profile[
+        (profile["measure"] == "self_weight") & (profile["head"] == 1) & (profile["layer"] == 0)
+    ]
     parts = at.dropna(subset="place")
     assert parts["place"].tolist() == [1, 2, 4, 8, 16]  # 0 sees only itself
     assert parts["n"].sum() == at[at["place"].isna()]["n"].iloc[0] == sum(LENGTHS) - len(LENGTHS)

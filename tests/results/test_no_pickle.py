@@ -16,12 +16,18 @@ def pickling(code: str) -> Iterator[str]:
     tree = ast.parse(code)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
-            yield from (f"from {node.module} import {a.name}" for a in node.names if a.name not in ERRORS)
+            yield from (
+                f"from {node.module} import {a.name}" for a in node.names if a.name not in ERRORS
+            )
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id in MODULES and node.attr not in ERRORS:
                 yield f"{node.value.id}.{node.attr}"
         if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names if a.name in MODULES - {"pickle"} or a.asname and a.name in MODULES)
+            yield from (
+                a.name
+                for a in node.names
+                if a.name in MODULES - {"pickle"} or (a.asname and a.name in MODULES)
+            )
         if isinstance(node, ast.Call):
             yield from _loads(node)
 

@@ -87,9 +87,7 @@ def bias(call: AttentionCall, see: Visible | None = None, *, kernel: Kernel = "t
     see = visible(call) if see is None else see
     if kernel == "native" and bias_native.fits(call, see):
         weights = None if bias_native.reads_weights(call) else _weights(call, see)
-        tokens, pairs = bias_native.token_values(
-            call, see, weights, len(PER_TOKEN), CENTRED_FLOOR
-        )
+        tokens, pairs = bias_native.token_values(call, see, weights, len(PER_TOKEN), CENTRED_FLOOR)
         return Bias(tokens, see.has_others, pairs.repeat_interleave(call.group, dim=1), see)
     own_v = _own_values(call, see)
     P, sink, previous = _weights(call, see)

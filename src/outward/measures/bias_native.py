@@ -22,7 +22,12 @@ _i, _p, _f = ctypes.c_int32, ctypes.c_void_p, ctypes.c_float
 
 
 class _Heads(ctypes.Structure):
-    _fields_ = (("data", _p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("token", ctypes.c_int64))
+    _fields_ = (
+        ("data", _p),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("token", ctypes.c_int64),
+    )
 
 
 def _fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
@@ -98,7 +103,10 @@ def token_values(
     by_itself = weights is None
     numbers = (see.first, see.end, see.start, see.document)
     argument = _Call(
-        *(axes(x) for x in (call.q if by_itself else None, call.k if by_itself else None, call.v, call.y)),
+        *(
+            axes(x)
+            for x in (call.q if by_itself else None, call.k if by_itself else None, call.v, call.y)
+        ),
         at(call.lse if by_itself else None),
         *(at(x) for x in (own, sink, previous)),
         out.data_ptr(),
@@ -126,7 +134,8 @@ def sums(
     kinds: list[Kind],
 ) -> tuple[Sums, NDArray[np.int64]]:
     """((count, total, squares) per (measure, batch, head, bucket), least and greatest per (measure,
-    head, bucket)), and the histogram (measure, head, bucket, bin)."""
+    head, bucket)), and the histogram (measure, head, bucket, bin).
+    """
     measures, batch, heads, tokens = values.shape
     cells = [np.zeros((measures, batch, heads, buckets)) for _ in range(3)]
     low = np.full((measures, heads, buckets), np.inf)

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 # Sums may be reordered into vectors; NaN and infinity must stay what they are.
@@ -41,7 +40,9 @@ class NoCompilerError(Exception):
 @cache
 def library() -> ctypes.CDLL:
     """The compiled kernel."""
-    compiler = next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
+    compiler = next(
+        (c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None
+    )
     if compiler is None:
         raise NoCompilerError("there is no C++ compiler (CXX, c++, g++, clang++)")
     file = _folder() / f"measures-{_digest(compiler)}.so"

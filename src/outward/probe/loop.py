@@ -99,7 +99,12 @@ class Probe:
         for other, see in self._seen:
             same = call.mask is other.mask and call.causal == other.causal
             shapes = call.y.shape[2] == other.y.shape[2] and call.v.shape[2] == other.v.shape[2]
-            if same and shapes and call.y.shape[0] == other.y.shape[0] and call.self_key is other.self_key:
+            if (
+                same
+                and shapes
+                and call.y.shape[0] == other.y.shape[0]
+                and call.self_key is other.self_key
+            ):
                 return see
         see = visible(call)
         self._seen.append((call, see))

@@ -180,12 +180,12 @@ def _extremes(
     return found[0], found[1]
 
 
-def _histogram(
-    x: Tensor, defined: Tensor, bucket: Tensor, kept: Tensor, buckets: int
-) -> Histogram:
+def _histogram(x: Tensor, defined: Tensor, bucket: Tensor, kept: Tensor, buckets: int) -> Histogram:
     measures, _, heads, _ = x.shape
     bins = torch.stack([bins_of(x[n], KINDS[name]) for n, name in enumerate(PER_TOKEN)])
-    cell = torch.arange(measures * heads, device=x.device, dtype=torch.int32).view(measures, 1, heads, 1)
+    cell = torch.arange(measures * heads, device=x.device, dtype=torch.int32).view(
+        measures, 1, heads, 1
+    )
     index = (cell * buckets + bucket[None, :, None].int()) * BINS + bins
     size = measures * heads * buckets * BINS
     counted = defined & kept[None, :, None]
