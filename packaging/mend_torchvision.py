@@ -27,7 +27,8 @@ class _Declare(importlib.abc.MetaPathFinder):
 
             self.library = torch.library.Library("torchvision", "FRAGMENT")
             for operator in ("nms", "qnms"):
-                self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                self.library.define(operator + signature)
             sys.modules[__name__].declared = self  # kept: what a library declares goes with it
         return None
 

@@ -11,6 +11,7 @@ LEVEL = {
     "attention": 0,
     "stats": 0,
     "results": 0,
+    "environment": 0,
     "measures": 1,
     "taps": 1,
     "sources": 1,
@@ -25,6 +26,7 @@ LEVEL = {
     "voice": 4,
     "studies": 5,
     "cli": 6,
+    "__main__": 7,
     "__init__": 7,
 }
 ONLY_TORCH = {"attention"}  # beside the standard library, and jaxtyping for shapes

@@ -58,6 +58,7 @@ def measure(
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     device: str = "auto",
     threads: int = 0,
+    kernel: Literal["auto", "native", "torch"] = "auto",
     seed: int = 0,
     shard: str | None = None,
     engine: str = "local",
@@ -90,6 +91,8 @@ def measure(
         dtype: of weights and activations; auto: as the model is saved.
         device: cpu, cuda, cuda:1, mps; auto: an accelerator if there is one.
         threads: of each worker; 0: all cores.
+        kernel: what computes the measures on CPUs: native is compiled at first use by the machine's C++
+            compiler, auto takes it where there is one.
         seed: of random weights, shuffling and generated data.
         shard: i/n: do this part of the work, into the same --out; `outward merge` joins them.
         engine: local, or ray[:ADDRESS].
@@ -118,6 +121,7 @@ def measure(
         baselines=tuple(x for x in baseline.split(",") if x),
         lengths=_numbers("--lengths", lengths),
         layers=_ranges(layers) if layers else None,
+        kernel=kernel,
         allow_pickle=allow_pickle,
     )
     with _kept(out, way) as folder:

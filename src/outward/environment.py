@@ -5,6 +5,7 @@ import platform
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from shutil import which
 from typing import Any
 
 EXTRAS = {
@@ -44,7 +45,7 @@ def diagnosis() -> list[dict[str, Any]]:
     rows = [_row("python", "ok", platform.python_version())]
     rows += [_package(name, None) for name in CORE]
     rows += [_package(name, extra) for extra, names in EXTRAS.items() for name in names]
-    return rows + _devices()
+    return [*rows, _compiler(), *_devices()]
 
 
 def _row(what: str, state: str, detail: str) -> dict[str, Any]:
@@ -67,6 +68,13 @@ def _package(name: str, extra: str | None) -> dict[str, Any]:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         return _row(name, "broken", f"{found}: {reason}")
     return _row(name, "ok", found)
+
+
+def _compiler() -> dict[str, Any]:
+    found = next((c for c in ("c++", "g++", "clang++") if which(c)), None)
+    if found is None:
+        return _row("C++ compiler", "not installed", "measuring is slower without: apt install g++")
+    return _row("C++ compiler", "ok", f"{found}: compiles the measures' kernel at first use")
 
 
 def cores() -> int:

@@ -205,7 +205,7 @@ def test_a_training_step_of_layers() -> None:
 
 
 def test_a_layer_of_changing_lengths_with_padding() -> None:
-    """A second length makes sizes symbols, and `m not in (1, w)` a question that they answer wrongly."""
+    """A second length makes sizes symbols, and `m not in (1, w)` a question they answer wrongly."""
     layer = outward.ExclusiveAttention(32, 4)
     compiled = torch.compile(layer, fullgraph=True)
     for tokens in (9, 12, 9, 12):

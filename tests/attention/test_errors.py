@@ -432,7 +432,7 @@ def test_a_failed_first_call_leaves_a_cache_to_any_layer() -> None:
 
 
 def test_padding_where_it_is_harmless() -> None:
-    """On the left, in pieces; behind a row that is done; and on the right where there are no positions."""
+    """On the left, in pieces; behind a row that is done; on the right where there are no positions."""
     cache, left = outward.KVCache(), valid.clone()
     left[1, :4] = False
     for part, seen in zip(x.split([3, 8], 1), left.split([3, 8], 1), strict=True):

@@ -61,8 +61,7 @@ def call(*args: str) -> int:
     try:
         main(list(args))
     except SystemExit as stop:
-        assert isinstance(stop.code, int)
-        return stop.code
+        return int(stop.code or 0)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

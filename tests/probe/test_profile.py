@@ -1,4 +1,4 @@
-"""The profile is what one computes from the numbers of every token; bad windows are left out by name."""
+"""The profile is what one computes from the numbers of every token; bad windows are left out."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -19,9 +19,8 @@ def pickling(code: str) -> Iterator[str]:
             yield from (
                 f"from {node.module} import {a.name}" for a in node.names if a.name not in ERRORS
             )
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id in MODULES and node.attr not in ERRORS:
-                yield f"{node.value.id}.{node.attr}"
+        if isinstance(node, ast.Attribute) and _is_module(node.value) and node.attr not in ERRORS:
+            yield ast.unparse(node)
         if isinstance(node, ast.Import):
             yield from (
                 a.name
@@ -30,6 +29,10 @@ def pickling(code: str) -> Iterator[str]:
             )
         if isinstance(node, ast.Call):
             yield from _loads(node)
+
+
+def _is_module(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in MODULES
 
 
 def _loads(node: ast.Call) -> Iterator[str]:

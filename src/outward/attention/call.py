@@ -12,11 +12,11 @@ from outward.attention.masks import causal_mask
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """q, k, v, what attention returned (y, per head, before the output projection), and who saw whom.
+    """q, k, v, what attention returned (y, per head, before the output projection), who saw whom.
 
     Scores are s_ij = scale * q_i·k_j, bounded by softcap if there is one, plus the mask. Their weights
-    are P_ij = exp(s_ij - lse_i), with lse_i the log of the sum over j of exp(s_ij), and over the sink of
-    the head if it has one: a score that no value belongs to.
+    are P_ij = exp(s_ij - lse_i), with lse_i the log of the sum over j of exp(s_ij), and over the sink
+    of the head if it has one: a score that no value belongs to.
 
     `weights` is P itself, where the model made it. q and k are None where only the weights were seen;
     then nothing but them is known of the scores.

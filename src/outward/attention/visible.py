@@ -139,9 +139,9 @@ def sums_of_visible(
     if see.shares_one_run:
         return _sum_of_one_run(x, see)
     running = x.cumsum(dim=2)
-    if bool((see.first == 0).all()) and bool((see.end == see.own + 1).all()):
-        if running.shape[2] == see.own.shape[1]:
-            return running
+    all_before = bool((see.first == 0).all()) and bool((see.end == see.own + 1).all())
+    if all_before and running.shape[2] == see.own.shape[1]:
+        return running
     running = torch.nn.functional.pad(running, (0, 0, 1, 0))
     return _take(running, see.end) - _take(running, see.first)
 

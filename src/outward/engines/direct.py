@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from outward.engines.finish import assemble
 from outward.engines.plan import CHUNK, KIND
-from outward.engines.work import Watched
+from outward.engines.work import Watched, kernel_of
 from outward.probe.tally import EMPTY, Chunk
 from outward.results import claim
 from outward.run import Run
@@ -26,6 +26,7 @@ def measure(
     run: Callable[[Any], Any] | None = None,
     verify: bool = True,
     layers: Iterable[int] | None = None,
+    kernel: str = "auto",
     out: str | Path | None = None,
 ) -> Run:
     """Measure how much attention hands each token back to itself, over batches of any kind.
@@ -36,6 +37,8 @@ def measure(
     run: how a batch is run, if not by calling the model with it.
     verify: prove on the first batch that watching changes nothing and sees what is computed.
     layers: which layers to measure; all of them unless given.
+    kernel: what computes the measures on CPUs: native (compiled at first use by the machine's C++
+        compiler), torch, or auto: native if there is a compiler.
     out: a directory to keep the run in.
 
     The model is put in eval mode for the duration, and back.
@@ -46,7 +49,8 @@ def measure(
     only = None if layers is None else tuple(layers)
     with _InEvalMode(original):
         call = run or (lambda b: original(*b.args, **b.inputs))
-        found, about = _measure(original, _as_batches(batches), call, only, verify)
+        watched = Watched(original, only, verify, kernel=kernel_of(kernel), run=call)
+        found, about = _measure(watched, _as_batches(batches))
     if not found.documents:
         raise ValueError(" ".join(["nothing could be measured.", *found.skipped[:1]]))
     facts = {"plan": None, "data": None, "versions": {"torch": torch.__version__}}
@@ -55,24 +59,18 @@ def measure(
     return kept if out is None else kept.save(out)
 
 
-def _measure(
-    model: nn.Module,
-    batches: Iterator[Batch],
-    run: Callable[[Any], Any],
-    layers: tuple[int, ...] | None,
-    verify: bool,
-) -> tuple[Chunk, dict[str, Any]]:
+def _measure(watched: Watched, batches: Iterator[Batch]) -> tuple[Chunk, dict[str, Any]]:
     first = next(batches, None)
     if first is None:
         raise ValueError("batches is empty: there is nothing to measure.")
-    with Watched(model, layers, verify, run=run) as watched:
+    with watched:
         parts = [watched.tally([first])]
         while chunk := list(islice(batches, CHUNK)):
             parts.append(watched.tally(chunk))
     about = {
         "model": {
-            "class": type(model).__name__,
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "class": type(watched.model).__name__,
+            "parameters": sum(p.numel() for p in watched.model.parameters()),
         },
         "takes": None,
         "note": None,

@@ -18,6 +18,7 @@ CHUNK = 4
 """Batches in a chunk, whatever the number of workers: what is done again when a worker dies."""
 KIND = "measure"
 PLAN = "plan.json"
+KERNELS = ("auto", "native", "torch")
 BASELINES = ("random-weights", "shuffled-tokens")
 
 
@@ -28,7 +29,7 @@ class Plan:
     model: str
     data: str | None = None
     field: str | None = None
-    length: float | None = None
+    length: float | int | None = None
     samples: int = 64
     batch: int = 8
     special_tokens: str = "auto"
@@ -39,6 +40,7 @@ class Plan:
     baselines: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     layers: tuple[int, ...] | None = None
+    kernel: str = "auto"
     allow_pickle: bool = False
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class Plan:
             raise ResultError(
                 f"no baseline {', '.join(sorted(unknown))}: there are {', '.join(BASELINES)}."
             )
+        if self.kernel not in KERNELS:
+            raise ResultError(f"kernel {self.kernel!r}: it is one of {', '.join(KERNELS)}.")
         if self.threads < 0:
             raise ResultError(
                 f"threads {self.threads}: give the number for each worker, or 0 for all cores."
@@ -58,7 +62,7 @@ class Pass:
     """One way through the data: the main one, a baseline, or another length."""
 
     series: str
-    length: float | None
+    length: float | int | None
     random_weights: bool = False
     shuffled: bool = False
 

@@ -17,6 +17,7 @@ from outward.engines.work import (
     about_file,
     chunk_file,
     keep,
+    kernel_of,
     refuse_lengths,
     threads,
     threads_of,
@@ -38,7 +39,7 @@ class Worker:
     def __init__(self, plan: Plan, one: Pass, number: int, verify: bool) -> None:
         self._threads = threads(number)
         self._threads.__enter__()
-        self.watched = Watched(load(plan, one).body, plan.layers, verify)
+        self.watched = Watched(load(plan, one).body, plan.layers, verify, kernel=kernel_of(plan.kernel))
         self.watched.__enter__()
 
     def measure(self, batches: tuple[Batch, ...]) -> bytes:

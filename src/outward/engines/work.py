@@ -18,6 +18,8 @@ from torch import nn
 import outward
 from outward.engines.plan import Pass, Plan, chunks, load, passes
 from outward.environment import cores
+from outward.measures import native
+from outward.measures.bias import Kernel
 from outward.probe.chunks import pack
 from outward.probe.loop import Probe, coverage_of, row
 from outward.probe.tally import Chunk
@@ -52,6 +54,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         },
         "machine": platform.machine(),
         "threads": threads_of(plan),
+        "kernel": kernel_of(plan.kernel),
         "data": {"data": plan.data, "sha256": None if plan.data is None else fingerprint(plan.data)},
     }
 
@@ -59,6 +62,16 @@ def facts_of(plan: Plan) -> dict[str, Any]:
 def threads_of(plan: Plan) -> int:
     """As many as asked for, or as there are cores for this process."""
     return plan.threads or cores()
+
+
+def kernel_of(asked: str) -> Kernel:
+    """What computes the measures on CPUs: the compiled kernel where it can be had, unless said."""
+    if asked == "torch":
+        return "torch"
+    why = native.missing()
+    if why is not None and asked == "native":
+        raise ResultError(f"kernel native: {why}; install one, or take kernel torch, which is slower.")
+    return "native" if why is None else "torch"
 
 
 @contextmanager
@@ -108,7 +121,7 @@ def _pass(
     failed: list[str] = []
     first: tuple[Batch, ...] = ()
     done = number = windows = made = 0
-    with Watched(source.body, plan.layers, verify) as watched:
+    with Watched(source.body, plan.layers, verify, kernel=kernel_of(plan.kernel)) as watched:
         for number, chunk in enumerate(chunks(plan, one, source, skipped), start=1):
             first = first or chunk
             windows += windows_in(chunk)
@@ -185,11 +198,12 @@ class Watched:
         layers: tuple[int, ...] | None,
         verify: bool,
         *,
+        kernel: Kernel,
         run: Callable[[Batch], Any] | None = None,
     ) -> None:
         self.model, self.layers, self.verify = model, layers, verify
         self.run = run or (lambda batch: model(*batch.args, **batch.inputs))
-        self.probe = Probe(model, self.run, layers=layers)
+        self.probe = Probe(model, self.run, layers=layers, kernel=kernel)
         self.checks: dict[str, Any] | None = None
 
     def __enter__(self) -> "Watched":

@@ -123,7 +123,8 @@ def token_values(
     return out, pairs
 
 
-Sums = tuple[NDArray[np.float64], ...]
+Sums = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+Extremes = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def sums(
@@ -132,12 +133,12 @@ def sums(
     bucket: Tensor,
     buckets: int,
     kinds: list[Kind],
-) -> tuple[Sums, NDArray[np.int64]]:
-    """((count, total, squares) per (measure, batch, head, bucket), least and greatest per (measure,
-    head, bucket)), and the histogram (measure, head, bucket, bin).
+) -> tuple[Sums, Extremes, NDArray[np.int64]]:
+    """(count, total, squares) per (measure, batch, head, bucket), least and greatest per (measure,
+    head, bucket), and the histogram (measure, head, bucket, bin).
     """
     measures, batch, heads, tokens = values.shape
-    cells = [np.zeros((measures, batch, heads, buckets)) for _ in range(3)]
+    count, total, squares = np.zeros((3, measures, batch, heads, buckets))
     low = np.full((measures, heads, buckets), np.inf)
     high = np.full((measures, heads, buckets), -np.inf)
     histogram = np.zeros((measures, heads, buckets, BINS), np.int64)
@@ -149,8 +150,9 @@ def sums(
     argument = _Table(
         values.data_ptr(),
         *(x.data_ptr() for x in held),
-        *(x.ctypes.data for x in (kind, lowest, *cells, low, high, histogram)),
+        *(x.ctypes.data for x in (kind, lowest, count, total, squares)),
+        *(x.ctypes.data for x in (low, high, histogram)),
         *(len(kept), batch, heads, tokens, buckets),
     )
     in_parts(library().outward_tally, argument, measures * heads)
-    return (*cells, low, high), histogram
+    return (count, total, squares), (low, high), histogram

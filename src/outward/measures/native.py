@@ -51,13 +51,13 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(file))
 
 
-def is_available() -> bool:
-    """Whether the kernel can be had here; the first answer takes the time of compiling it."""
+def missing() -> str | None:
+    """Why the kernel cannot be had here, or None; the first answer takes the time of compiling it."""
     try:
         library()
-    except (NoCompilerError, OSError):
-        return False
-    return True
+    except (NoCompilerError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _folder() -> Path:

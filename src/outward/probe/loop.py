@@ -1,4 +1,4 @@
-"""The one loop that joins a model, batches, measures and stats: batches in, the tallies of a chunk out."""
+"""The one loop that joins a model, batches, measures and stats: batches in, a chunk's tallies out."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from outward.attention.call import AttentionCall
 from outward.attention.visible import Visible, visible
-from outward.measures.bias import PER_TOKEN, bias
+from outward.measures.bias import PER_TOKEN, Kernel, bias
 from outward.probe.tally import EMPTY, Chunk, LayerTally, tally
 from outward.sources.batch import Batch
 from outward.taps.capture import Capture, capture
 
 
-class BadSample(Exception):
+class BadSampleError(Exception):
     """A window that the model cannot be run on, or that it makes NaN of."""
 
 
@@ -29,8 +29,9 @@ class Probe:
         run: Callable[[Batch], Any],
         *,
         layers: tuple[int, ...] | None = None,
+        kernel: Kernel = "torch",
     ) -> None:
-        self.model, self.run, self.only = model, run, layers
+        self.model, self.run, self.only, self.kernel = model, run, layers, kernel
         self.calls = capture(model, self._observe)
         self._layers: list[list[LayerTally]] = []
         self._seen: list[tuple[AttentionCall, Visible]] = []
@@ -62,7 +63,7 @@ class Probe:
     def _measure_or_split(self, batch: Batch) -> Chunk:
         try:
             return self._measure(batch)
-        except (BadSample, IndexError, RuntimeError, ValueError) as error:
+        except (BadSampleError, IndexError, RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             if len(batch.documents) == 1:
@@ -85,13 +86,13 @@ class Probe:
     def _observe(self, call: AttentionCall) -> None:
         if self.only is not None and call.layer not in self.only:
             return
-        measured = bias(call, self._visible(call))
+        measured = bias(call, self._visible(call), kernel=self.kernel)
         cosines = measured.tokens[PER_TOKEN.index("self_similarity")]
         if not torch.where(measured.kept[:, None], cosines, 0).isfinite().all():
-            raise BadSample(f"NaN or infinity comes out of {call.module}")
+            raise BadSampleError(f"NaN or infinity comes out of {call.module}")
         while len(self._layers) <= call.layer:
             self._layers.append([])
-        found = tally(call.layer, call.module, measured, self._windows)
+        found = tally(call.layer, call.module, measured, self._windows, kernel=self.kernel)
         self._layers[call.layer].append(found)
 
     def _visible(self, call: AttentionCall) -> Visible:

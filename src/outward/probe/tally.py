@@ -129,18 +129,18 @@ def tally(
     buckets = int(bucket.max()) + 1
     if kernel == "native" and x.device.type == "cpu" and x.dtype == torch.float32:
         kinds = [KINDS[name] for name in PER_TOKEN]
-        (*cells, low, high), counts = bias_native.sums(x, measured.kept, bucket, buckets, kinds)
+        cells, (low, high), counts = bias_native.sums(x, measured.kept, bucket, buckets, kinds)
         histogram = Histogram(counts)
     else:
         defined = x.isfinite()
-        cells = [t.cpu().numpy() for t in _sums(x, defined, measured.kept, bucket, buckets)]
+        cells = _sums(x, defined, measured.kept, bucket, buckets)
         low, high = _extremes(x, defined, bucket, measured.kept, buckets)
         histogram = _histogram(x, defined, bucket, measured.kept, buckets)
     count, total, squares = cells
     return LayerTally(
         layer,
         module,
-        Moments.of(*(c.sum(axis=1) for c in (count, total, squares)), low, high),
+        Moments.of(count.sum(axis=1), total.sum(axis=1), squares.sum(axis=1), low, high),
         histogram,
         *_of_pairs(measured.pairs),
         _means(total, count, measured.pairs, windows),
@@ -154,7 +154,7 @@ def _sums(
     kept: Bool[Tensor, "rows query"],
     bucket: Int[Tensor, "rows query"],
     buckets: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> bias_native.Sums:
     """Counts, sums and sums of squares, each (measure, batch, head, bucket), in float64."""
     inside = torch.nn.functional.one_hot(bucket, buckets) * kept[..., None]
     weight = inside.to(torch.float64)
@@ -163,7 +163,8 @@ def _sums(
         count = weight.sum(dim=1)[None, :, None].expand(*x.shape[:3], -1)
     else:
         count = defined.to(torch.float64) @ weight
-    return count, wide @ weight, wide.square() @ weight
+    total, squares = wide @ weight, wide.square() @ weight
+    return count.cpu().numpy(), total.cpu().numpy(), squares.cpu().numpy()
 
 
 def _extremes(
