@@ -6,6 +6,7 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from transformers import (
     Wav2Vec2Model,
     WhisperModel,
 )
+from transformers import modeling_gguf_pytorch_utils as gguf_reader
 from transformers.utils import logging
 
 from outward.sources.batches import batches
@@ -300,6 +302,18 @@ def test_a_gguf_file(tmp_path: Path) -> None:
         load_model(str(tmp_path / "tiny.gguf"), random_weights_seed=0).body.embed_tokens.weight[3, 5]
         != 3
     )
+
+
+def test_a_gguf_file_is_read_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, bar = str(written_gguf(tmp_path / "tiny.gguf")), gguf_reader.tqdm
+    load_model(path)
+    assert capsys.readouterr().err == ""
+    assert gguf_reader.tqdm is bar
+    monkeypatch.setattr("outward.sources.checkpoints._no_bar_of_gguf", nullcontext)
+    load_model(path)
+    assert "GGUF" in capsys.readouterr().err
 
 
 def written_gguf(path: Path) -> Path:

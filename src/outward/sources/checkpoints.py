@@ -8,6 +8,7 @@ import pickle
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
+from transformers import modeling_gguf_pytorch_utils as gguf_reader
 
 from outward.sources import hub
 from outward.sources.errors import SourceError, first_line
@@ -102,7 +104,7 @@ def load_gguf(name: str, path: Path, options: Options) -> Loaded:
     _check_gguf(name, path)
     place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, **LOCAL}
     auto = transformers.AutoModelForCausalLM
-    with quiet(), explained(name):
+    with quiet(), _no_bar_of_gguf(), explained(name):
         if options.seed is None:
             model: nn.Module = auto.from_pretrained(**place, dtype=options.dtype)
         else:
@@ -125,6 +127,18 @@ def quiet() -> Iterator[None]:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
+
+
+@contextmanager
+def _no_bar_of_gguf() -> Iterator[None]:
+    """The bar of transformers' reader of gguf, which no setting of transformers turns off."""
+    reader: Any = gguf_reader
+    bar = reader.tqdm
+    reader.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        reader.tqdm = bar
 
 
 @contextmanager
