@@ -47,10 +47,10 @@ def measure(
         claim(Path(out), KIND)
     original = getattr(model, "_orig_mod", model)
     only = None if layers is None else tuple(layers)
-    with _InEvalMode(original):
+    with InEvalMode(original):
         call = run or (lambda b: original(*b.args, **b.inputs))
         watched = Watched(original, only, verify, kernel=kernel_of(kernel), run=call)
-        found, about = _measure(watched, _as_batches(batches))
+        found, about = tallied(watched, as_batches(batches))
     if not found.documents:
         raise ValueError(" ".join(["nothing could be measured.", *found.skipped[:1]]))
     facts = {"plan": None, "data": None, "versions": {"torch": torch.__version__}}
@@ -59,7 +59,8 @@ def measure(
     return kept if out is None else kept.save(out)
 
 
-def _measure(watched: Watched, batches: Iterator[Batch]) -> tuple[Chunk, dict[str, Any]]:
+def tallied(watched: Watched, batches: Iterator[Batch]) -> tuple[Chunk, dict[str, Any]]:
+    """The batches' tallies, and what is told of them and the model in run.json."""
     first = next(batches, None)
     if first is None:
         raise ValueError("batches is empty: there is nothing to measure.")
@@ -82,7 +83,8 @@ def _measure(watched: Watched, batches: Iterator[Batch]) -> tuple[Chunk, dict[st
     return reduce(Chunk.merge, parts, EMPTY), about
 
 
-def _as_batches(batches: Iterable[Any]) -> Iterator[Batch]:
+def as_batches(batches: Iterable[Any]) -> Iterator[Batch]:
+    """What a model is called with, one after the other, as batches: each row is a document."""
     seen = 0
     for given in batches:
         batch = given if isinstance(given, Batch) else _as_batch(given, seen)
@@ -108,7 +110,7 @@ def _as_batch(given: Any, seen: int) -> Batch:
     return Batch(args, inputs, [str(seen + i) for i in range(rows)], [0] * rows, valid=valid)
 
 
-class _InEvalMode:
+class InEvalMode:
     """Every module as it was, afterwards: some may have been in eval mode on purpose."""
 
     def __init__(self, model: nn.Module) -> None:

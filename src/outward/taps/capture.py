@@ -211,7 +211,8 @@ class Capture(Sequence[AttentionCall]):
             return
         self._observing = True  # what the observer computes is not the model's
         try:
-            self._observe(call)
+            with torch.autocast(call.y.device.type, enabled=False):
+                self._observe(call)
         finally:
             self._observing = False
 
