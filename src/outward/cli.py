@@ -25,7 +25,6 @@ EVERY = 10.0  # seconds from one line of progress to the next, where stderr is n
 DONE, FAILED, USAGE, PARTIAL, CONDITION = 0, 1, 2, 3, 4
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
-
 PIPE = 141  # as of a program that the closing of its pipe ends
 
 
@@ -33,8 +32,17 @@ class UsageError(Exception):
     """An option that makes no sense; exits with USAGE."""
 
 
-class Stopped(KeyboardInterrupt):
-    """By a signal, which is its argument."""
+class Stop:
+    """What to do on a signal. It remembers which: Ray raises a KeyboardInterrupt of its own instead."""
+
+    by = signal.SIGINT
+
+    def __call__(self, number: int, frame: Any) -> NoReturn:
+        """End whatever is done; a second signal does not wait for anything."""
+        self.by = signal.Signals(number)
+        for each in STOPPED:
+            signal.signal(each, signal.SIG_DFL)
+        raise KeyboardInterrupt
 
 
 def measure(
@@ -193,12 +201,13 @@ COMMANDS: dict[str, Callable[..., int]] = {
 def main(args: list[str] | None = None) -> NoReturn:
     """Exits with 0 done, 1 failed, 2 usage, 3 partial, 4 a condition is true, 130 or 143 stopped."""
     args = sys.argv[1:] if args is None else args
+    stop = Stop()
     for number in STOPPED:
-        signal.signal(number, _stop)
-    sys.exit(_code(args))
+        signal.signal(number, stop)
+    sys.exit(_code(args, stop))
 
 
-def _code(args: list[str]) -> int:
+def _code(args: list[str], stop: Stop) -> int:
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="outward", args=args, description=__doc__, sort_subcommands=False
@@ -207,9 +216,9 @@ def _code(args: list[str]) -> int:
     except UsageError as error:
         _say(str(error))
         return USAGE
-    except Stopped as stop:
+    except KeyboardInterrupt:
         _say("stopped; what is finished is kept where --out was given, and --resume goes on with it")
-        return STOPPED[stop.args[0]]
+        return STOPPED[stop.by]
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE
@@ -219,12 +228,6 @@ def _code(args: list[str]) -> int:
         _say(_explained(error))
         return FAILED
     return code
-
-
-def _stop(number: int, frame: Any) -> NoReturn:
-    for each in STOPPED:
-        signal.signal(each, signal.SIG_DFL)  # a second one does not wait for anything
-    raise Stopped(signal.Signals(number))
 
 
 # ---- running

@@ -3,7 +3,10 @@
 Ray starts actors again when they die, and does their chunk again.
 """
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -117,12 +120,25 @@ def work(
 
 def _start(ray: Any, address: str | None) -> None:
     try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="error")
+        with _signals_kept():
+            ray.init(
+                address=address, include_dashboard=False, log_to_driver=False, logging_level="error"
+            )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise ResultError(
             f"--engine {':'.join(filter(None, ('ray', address)))}: no cluster could be reached or "
             f"started ({first_line(error)}); leave the address out to start one here."
         ) from error
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and ends the process by it before anything can be put away."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():  # elsewhere it leaves them alone
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: of no Python code
 
 
 def _workers(ray: Any, plan: Plan, wanted: int | None) -> int:
