@@ -61,13 +61,11 @@ def measure(
 
 def tallied(watched: Watched, batches: Iterator[Batch]) -> tuple[Chunk, dict[str, Any]]:
     """The batches' tallies, and what is told of them and the model in run.json."""
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("batches is empty: there is nothing to measure.")
+    chunks = iter(lambda: list(islice(batches, CHUNK)), [])  # as the engines cut them: the same bits
     with watched:
-        parts = [watched.tally([first])]
-        while chunk := list(islice(batches, CHUNK)):
-            parts.append(watched.tally(chunk))
+        parts = [watched.tally(chunk) for chunk in chunks]
+    if not parts:
+        raise ValueError("batches is empty: there is nothing to measure.")
     about = {
         "model": {
             "class": type(watched.model).__name__,
