@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -13,20 +13,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from outward.attention.call import AttentionCall
-from outward.attention.inputs import Mask, SelfKey
 from outward.taps import interface
-from outward.taps.coverage import ModuleCoverage, Seen, coverage, is_shell
+from outward.taps.coverage import RETURNED, ModuleCoverage, Seen, coverage
 from outward.taps.crossing import crossing, has_cache
-from outward.taps.functions import WatchFunctions
+from outward.taps.functions import SOFTMAX, WatchFunctions
 from outward.taps.kernels import FusedCall
-from outward.taps.layouts import (
-    DROPPED_OUT,
-    NotMeasurableError,
-    find_self_key,
-    four_axes,
-    four_axes_mask,
-    number_of_heads,
-)
+from outward.taps.layouts import NotMeasurableError
+from outward.taps.torch_call import from_fused, from_product
 from outward.taps.transformers_call import from_interface
 
 Observer = Callable[[AttentionCall], None]
@@ -139,6 +132,8 @@ class Capture(Sequence[AttentionCall]):
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() != self._thread:
             return
+        if self._functions is not None and id(output) in self._functions.weights:
+            self._seen.lost.setdefault(self._names[id(module)], set()).add(RETURNED)
         while self._running and self._running.pop().module is not module:
             pass  # modules that left by an exception
         if self._functions is not None and not self._running:
@@ -171,16 +166,24 @@ class Capture(Sequence[AttentionCall]):
     def fused_call(self, call: FusedCall, *, crossing: str | None, added_keys: bool) -> None:
         """Tier 2."""
         run = self._running[-1]
-        self._emit(run, "torch", crossing, partial(_from_fused, call, run.module, added_keys))
+        self._emit(run, "torch", crossing, partial(from_fused, call, run.module, added_keys))
 
     def product(self, weights: Tensor, v: Tensor, y: Tensor) -> None:
         """Tier 3."""
         run = self._running[-1]
-        self._emit(run, "softmax", None, partial(_from_product, weights, v, y, run))
+        self._emit(
+            run,
+            "softmax",
+            None,
+            partial(from_product, weights, v, y, run.module, (*run.args, *run.kwargs.values())),
+        )
 
     def operation(self, name: str) -> None:
         """What else a module does, for the reason why nothing came of it."""
-        self._seen.operations.setdefault(self._running[-1].name, set()).add(name)
+        run = self._running[-1]
+        self._seen.operations.setdefault(run.name, set()).add(name)
+        if name == SOFTMAX and run.name not in self._seen.crossing:
+            self._seen.crossing[run.name] = crossing(run.module, run.args, run.kwargs)
 
     def lost(self, name: str) -> None:
         """Where the weights of a module went."""
@@ -207,11 +210,11 @@ class Capture(Sequence[AttentionCall]):
         valid = self._valid(run.name, found["y"])
         call = AttentionCall(layer=layer, module=run.name, tier=tier, valid=valid, **found)
         if self._observe is None:
-            self._calls.append(_out_of_cache(call) if cached else call)
+            self._calls.append(_for_keeps(call, cached))
             return
         self._observing = True  # what the observer computes is not the model's
         try:
-            with torch.autocast(call.y.device.type, enabled=False):
+            with _without_autocast(call.y.device.type):
                 self._observe(call)
         finally:
             self._observing = False
@@ -236,67 +239,22 @@ class _Run:
         self.module, self.name, self.nth, self.args, self.kwargs = module, name, nth, args, kwargs
 
 
-def _out_of_cache(call: AttentionCall) -> AttentionCall:
-    """With keys and values of its own: a cache of fixed size is written into at the next step."""
-    k = None if call.k is None else call.k.clone()
-    return replace(call, k=k, v=call.v.clone())
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Half types are for the model's arithmetic. Some devices, as meta, know no autocast."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
-def _from_fused(call: FusedCall, module: nn.Module, added_keys: bool, cached: bool) -> dict[str, Any]:
-    if call.dropout > 0:
-        raise NotMeasurableError(DROPPED_OUT)
-    leads = tuple(call.q.shape[:-2])
-    heads = number_of_heads(module)
-    q, k, v, y = (four_axes(x, heads) for x in (call.q, call.k, call.v, call.y))
-    mask = four_axes_mask(call.mask, q, leads)
-    own: SelfKey | None = torch.arange(q.shape[2], device=q.device)
-    if not added_keys:
-        own = find_self_key(q, v, mask, cached=cached, causal=call.causal)
-    return {
-        "q": q,
-        "k": k,
-        "v": v,
-        "y": y,
-        "scale": call.scale,
-        "causal": call.causal,
-        "mask": mask,
-        "self_key": own,
-        "lse": None if call.lse is None else call.lse.reshape(y.shape[:3]),
-    }
+def _for_keeps(call: AttentionCall, cached: bool) -> AttentionCall:
+    """With a y of its own, as a model may add to it in place; so with keys and values of a cache.
 
-
-def _from_product(weights: Tensor, v: Tensor, y: Tensor, run: _Run, cached: bool) -> dict[str, Any]:
-    if is_shell(run.module):
-        raise NotMeasurableError("its softmax is outside of the attention in it, and mixes no tokens")
-    heads = number_of_heads(run.module)
-    tokens = _tokens_of(run)
-    if tokens is not None and y.shape[-1] == tokens and weights.shape[-1] != tokens:
-        raise NotMeasurableError("its softmax is over channels, not over keys")
-    P, v, y = four_axes(weights, heads), four_axes(v, heads), four_axes(y, heads)
-    if P.shape[-1] != v.shape[-2] or P.shape[0] != y.shape[0]:
-        raise NotMeasurableError(
-            f"weights {tuple(weights.shape)} and values {tuple(v.shape)} do not pair up"
-        )
-    rounding = 4 * torch.finfo(P.dtype).eps + P.shape[-1] * torch.finfo(torch.float32).eps
-    if (P.sum(dim=-1) > 1 + rounding).any():
-        raise NotMeasurableError("its weights are no softmax over keys: their sum exceeds 1")
-    # No mask was seen. Masks that add -inf, finfo.min or -100 leave weights of 0 or below float32's
-    # smallest normal number in every head; a key that is seen, only if its score is 87 below the
-    # highest in every head.
-    seen = (P >= 2.0**-126).any(dim=1, keepdim=True)
-    mask: Mask | None = None if seen.all() else seen
-    own = find_self_key(y, v, mask, cached=cached)
-    return {"v": v.expand(*P.shape[:2], -1, -1), "y": y, "weights": P, "mask": mask, "self_key": own}
-
-
-def _tokens_of(run: _Run) -> int | None:
-    """How many tokens the module was given, if its first input has the axes (batch, token, dim)."""
-    for x in (*run.args, *run.kwargs.values()):
-        if isinstance(x, Tensor) and x.is_floating_point():
-            if x.ndim == 3:
-                return x.shape[1]
-            return x.shape[2] * x.shape[3] if x.ndim == 4 else None
-    return None
+    The y that the model made is freed by it: for good, a copy takes no memory.
+    """
+    call = replace(call, y=call.y.clone())
+    if not cached:
+        return call
+    return replace(call, k=None if call.k is None else call.k.clone(), v=call.v.clone())
 
 
 def refuse_compiled(model: nn.Module) -> None:
