@@ -73,9 +73,9 @@ def exclude_self(
     the token of y[:, :, i]. v may have fewer heads than y, each serving a group of consecutive ones.
     strength is α: a number, (head,), or (batch, head, token); all of the component goes without it.
 
-    impl="compiled" makes one kernel of the arithmetic by torch.compile. That needs a C++ compiler on
-    the CPU, and Triton on a GPU, and takes some seconds at the first call and for other lengths. In a
-    model that is compiled itself it makes no difference.
+    impl="compiled" makes one kernel of the arithmetic: on the CPU in float32 and bfloat16 our own,
+    which the machine's C++ compiler makes at the first use; elsewhere torch.compile's, which needs
+    Triton on a GPU and takes seconds. In a model that is compiled itself it makes no difference.
 
     v_i = 0 leaves y_i as it is; y_i equal to v_i gives exactly 0. NaN and infinity are refused on
     the CPU in eager mode; elsewhere they are not looked for, and make NaN of the tokens they touch.

@@ -24,6 +24,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from outward.attention import projection_native
+
 Impl = Literal["eager", "compiled"]
 """Who does the arithmetic in eager mode: torch's own operations, or one compiled kernel."""
 Strength = Tensor | float
@@ -46,6 +48,8 @@ def project(
     """(z, a or c), with z in the place of y if asked for. Not differentiable."""
     if torch.compiler.is_compiling():  # the compiler decides what is written where
         return project_rows(y, v, strength)
+    if impl == "compiled" and projection_native.fits(y, v):
+        return projection_native.project(y.detach(), v.detach(), strength, in_place=in_place)
     if impl == "compiled":
         inputs = y.detach(), v.detach(), _as_tensor(strength, y)
         return (
@@ -63,6 +67,8 @@ def gradient(
     """(gy, gv summed over the group, gα per row), in the types of gz, v and a. Not differentiable."""
     if torch.compiler.is_compiling():
         return gradient_summed(gz, z1, a, v, strength)
+    if impl == "compiled" and projection_native.fits(z1, v):
+        return projection_native.gradient(gz.detach(), z1.detach(), a, v.detach(), strength)
     if impl == "compiled":
         inputs = (x.detach() for x in (gz, z1, a, v))  # the compiler asks non-leaves for their .grad
         return compiled(gradient_summed)(*inputs, _as_tensor(strength, a))
