@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -48,9 +49,40 @@ def texts() -> Path:
     return folder
 
 
-def options(out: Path | None = None, *more: str) -> list[str]:
+WAITS = """
+import os, time
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+passes = 0
+
+def model():
+    made = AutoModelForCausalLM.from_pretrained({folder!r})
+    made.model.register_forward_pre_hook(lambda *_: wait())
+    return made, AutoTokenizer.from_pretrained({folder!r})
+
+def wait():
+    global passes
+    passes += 1
+    place = os.environ.get("WAITS")
+    if passes == 10 and place and not os.path.exists(place):
+        with open(place, "x") as file:
+            file.write(str(os.getpid()))
+        time.sleep(100)
+"""
+"""Three passes prove the first batch, and four are a chunk: the tenth is of the second chunk."""
+
+
+@cache
+def waiting() -> str:
+    """The same model, which waits once in the second chunk, where the environment says so."""
+    file = scratch() / "waits.py"
+    file.write_text(WAITS.format(folder=str(tiny())))
+    return f"{file}:model"
+
+
+def options(out: Path | None = None, *more: str, model: str = "") -> list[str]:
     """Of the run that most tests do."""
-    args = ["measure", str(tiny()), str(texts()), "--threads", "1"]
+    args = ["measure", model or str(tiny()), str(texts()), "--threads", "1"]
     args += ["--length", str(LENGTH), "--samples", str(SAMPLES), "--batch", str(BATCH)]
     return [*args, *(["--out", str(out)] if out else []), *more]
 
@@ -73,14 +105,21 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def begun(*args: str, under: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
+def begun(*args: str, under: tuple[str, ...] = (), waits: Path | None = None) -> subprocess.Popen[str]:
+    """The command in a process of its own. waits: where a waiting model says that it does."""
     command = [sys.executable, *under, "-m", "outward", *args]
     if under:
         command = [sys.executable, *under, "--module", "outward", *args]
-    return subprocess.Popen(
-        command, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    env = environment() | ({} if waits is None else {"WAITS": str(waits)})
+    return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def stuck(process: subprocess.Popen[str], waits: Path) -> int:
+    """The id of the process, of this one's or itself, that waits by now."""
+    while not (waits.is_file() and waits.read_text()):
+        assert process.poll() is None, ended(process)
+        time.sleep(0.05)
+    return int(waits.read_text())
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -92,6 +131,11 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def profile_bytes(out: Path) -> bytes:
     """What must be the same, whoever did the work."""
     return (out / "profile.parquet").read_bytes()
+
+
+def finished_chunks(out: Path) -> list[str]:
+    """Of a run that did not come to its end."""
+    return sorted(file.name for file in (out / "chunks").glob("*.chunk"))
 
 
 def rows(out: Path) -> int:

@@ -111,7 +111,7 @@ def warnings(result: Result, profile: pd.DataFrame) -> list[str]:
     documents, windows = manifest["documents"]["main"], manifest["windows"]["main"]
     if documents < 10:
         found.append(
-            f"{documents} document{'s' * (documents != 1)} ({windows} windows): "
+            f"{_many(documents, 'document')} ({_many(windows, 'window')}): "
             + ("no intervals can be given." if documents < 2 else "the intervals are rough.")
         )
     lengths = [s for s in manifest["windows"] if s.startswith("length=")]
@@ -126,13 +126,19 @@ def warnings(result: Result, profile: pd.DataFrame) -> list[str]:
         found.append("heads share values (grouped-query attention): value_similarity is the group's.")
     refused = [c for c in manifest["coverage"] if c["status"] == "refused"]
     if refused:
-        found.append(f"{len(refused)} attention modules are not measured: {refused[0]['reason']}.")
+        many = _many(len(refused), "attention module")
+        found.append(f"not measured: {many} ({refused[0]['reason']}).")
     if manifest["skipped"]:
         found.append(f"{len(manifest['skipped'])} left out, the first: {manifest['skipped'][0]}")
     if manifest["failed"]:
-        found.append(f"{len(manifest['failed'])} chunks failed, the first: {manifest['failed'][0]}")
+        many = _many(len(manifest["failed"]), "chunk")
+        found.append(f"{many} failed, the first: {manifest['failed'][0]}")
     note = manifest["note"]
     return found + ([f"measured on {note}."] if note else [])
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _shares_values(profile: pd.DataFrame) -> bool:
