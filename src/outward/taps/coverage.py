@@ -5,6 +5,9 @@ from typing import Literal
 
 from torch import nn
 
+from outward.taps.crossing import crossing_by_name
+from outward.taps.functions import LOG_SUM_EXP, SOFTMAX
+
 
 @dataclass(frozen=True)
 class ModuleCoverage:
@@ -26,9 +29,11 @@ class Seen:
     refused: dict[str, str] = field(default_factory=dict)
     operations: dict[str, set[str]] = field(default_factory=dict)
     lost: dict[str, set[str]] = field(default_factory=dict)
+    crossing: dict[str, str | None] = field(default_factory=dict)
 
 
 NOT_FOLLOWED = "a softmax ran in it and was not seen to meet values"
+RETURNED = "what it returns"
 
 
 def coverage(model: nn.Module, seen: Seen) -> list[ModuleCoverage]:
@@ -43,7 +48,7 @@ def coverage(model: nn.Module, seen: Seen) -> list[ModuleCoverage]:
             rows.append(ModuleCoverage(name, named[name], "refused", None, seen.refused[name]))
         elif name in attention and not _stands_for_another(name, attention, seen):
             called = name in seen.called
-            reason = _without_product(name, seen) if called else "it did not run"
+            reason = _without_product(name, named[name], seen) if called else "it did not run"
             status: Literal["refused", "not called"] = "refused" if called else "not called"
             rows.append(ModuleCoverage(name, named[name], status, None, reason))
     return rows
@@ -83,9 +88,12 @@ def _is_inside(name: str, outer: str) -> bool:
 _MIXES = {"linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm"}
 
 
-def _without_product(name: str, seen: Seen) -> str:
+def _without_product(name: str, kind: str, seen: Seen) -> str:
     """Why no call came of a module that ran."""
     operations, lost = _inside(name, seen.operations), _inside(name, seen.lost)
+    crosses = seen.crossing.get(name) or crossing_by_name(kind)
+    if crosses is not None:
+        return crosses
     if "grid_sample" in operations:
         return (
             "deformable attention: its values are sampled between tokens (grid_sample), and are no keys"
@@ -94,8 +102,18 @@ def _without_product(name: str, seen: Seen) -> str:
         return (
             f"its weights are no softmax over keys: after it they go through {', '.join(sorted(lost))}"
         )
-    if "softmax" in operations:
+    if lost == {RETURNED}:
+        return "its softmax is no softmax over keys but a gate: what it weighs is not summed"
+    return _unknown(operations, lost)
+
+
+def _unknown(operations: set[str], lost: set[str]) -> str:
+    if SOFTMAX in operations:
         where = f": its weights went into {', '.join(sorted(lost))}" if lost else ""
         return f"{NOT_FOLLOWED}{where}"
+    if LOG_SUM_EXP in operations:
+        return (
+            "a softmax ran in it that is written out by hand (logsumexp), which the taps do not follow"
+        )
     mixing = ", ".join(sorted(operations)) or "nothing that the taps know"
     return f"no softmax ran in it: it works by {mixing}"

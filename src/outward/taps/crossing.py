@@ -31,7 +31,10 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache", "past", "
 def crossing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Why this is cross-attention, or None."""
     kind = type(module).__name__
-    if "CrossAttention" in kind or getattr(module, "is_cross_attention", False) is True:
+    by_name = crossing_by_name(kind)
+    if by_name is not None:
+        return by_name
+    if getattr(module, "is_cross_attention", False) is True:
         return f"cross-attention ({kind})"
     given = _by_name(module, args, kwargs)
     queries = next((x for x in given.values() if isinstance(x, Tensor)), None)
@@ -44,6 +47,11 @@ def crossing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if isinstance(other, Tensor) and queries is not None and not same_tokens(queries, other):
             return f"cross-attention ({name} is not the same states as the queries)"
     return None
+
+
+def crossing_by_name(kind: str) -> str | None:
+    """Why a module of this class is cross-attention: its name says so."""
+    return f"cross-attention ({kind})" if "CrossAttention" in kind else None
 
 
 def has_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -44,6 +44,8 @@ def _named(*names: str) -> set[Any]:
     return {getattr(place, n) for place in (torch, Tensor, F) for n in names if hasattr(place, n)}
 
 
+SOFTMAX, LOG_SUM_EXP = "softmax", "log-sum-exp"
+"""Operations by which a module may mix tokens, as they are told to the listener."""
 _SOFTMAX = _named("softmax")
 _MATMUL = _named("matmul", "__matmul__", "bmm")
 _ADD = _named("add", "__add__", "__radd__", "add_", "__iadd__")
@@ -73,7 +75,8 @@ _KEEP = (
 _MIXING: dict[Any, str] = {
     f: said
     for said, functions in {
-        "softmax": _SOFTMAX | _named("log_softmax"),
+        SOFTMAX: _SOFTMAX | _named("log_softmax"),
+        LOG_SUM_EXP: _named("logsumexp"),
         "grid_sample": _named("grid_sample"),
         "products": _MATMUL | _named("einsum", "baddbmm"),
         "cumulative sums": _named("cumsum"),

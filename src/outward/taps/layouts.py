@@ -88,4 +88,7 @@ def find_self_key(
     try:
         return last_visible_key(visible).expand(q.shape[0], queries)
     except ValueError as error:
-        raise NotMeasurableError(str(error)) from error
+        raise NotMeasurableError(
+            f"{queries} queries, {keys} keys, and a mask that does not order them: whose own key is "
+            "whose cannot be told"
+        ) from error

@@ -35,6 +35,11 @@ def from_interface(
             raise NotMeasurableError(f"attention with {name}, which the taps do not read")
     if options.get("dropout"):
         raise NotMeasurableError(DROPPED_OUT)
+    if getattr(module, "compressor", None) is not None and k.shape[2] != q.shape[2]:
+        raise NotMeasurableError(  # in a causal mask, the last key that a query sees is a block
+            "its keys are tokens and, after them, blocks of tokens (compressor): whose own key is "
+            "whose cannot be told"
+        )
     y = output_axes(result[0], q, v)
     softcap = options.get("softcap")
     found: dict[str, Any] = {"q": q, "k": k, "v": v, "y": y, "softcap": softcap}
