@@ -16,6 +16,8 @@ import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from outward.engines.plan import Plan
     from outward.engines.work import Share
     from outward.run import Run
@@ -414,8 +416,6 @@ def _print(
     conditions: list["Condition"],
     kept: bool,
 ) -> int:
-    from rich.console import Console
-
     from outward.report.terminal import show
     from outward.results import as_json
 
@@ -425,7 +425,7 @@ def _print(
         _result(as_json(document))
     else:
         wide = None if sys.stdout.isatty() else 120
-        show(document, run.reading, Console(width=wide, highlight=False), shown)
+        show(document, run.reading, _console(width=wide), shown)
         if kept:
             _result(f"kept in {run.path}")
     for text in true:
@@ -436,7 +436,6 @@ def _print(
 
 
 def _listing(rows: list[dict[str, Any]], json: bool) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     from outward.results import as_json
@@ -447,8 +446,19 @@ def _listing(rows: list[dict[str, Any]], json: bool) -> int:
     table = Table(*rows[0], box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(str(x) for x in row.values()))
-    Console(highlight=False, markup=False).print(table)
+    _console(markup=False).print(table)
     return DONE
+
+
+def _console(**options: Any) -> "Console":
+    """Of stdout; where that is closed, rich would end the process as if it had failed."""
+    from rich.console import Console
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Piped(highlight=False, **options)
 
 
 def _result(text: str) -> None:
@@ -510,7 +520,7 @@ class Condition:
         )
 
 
-def _compare(a: float, sign: str, b: float) -> bool:
+def _compare(a: int | float, sign: str, b: int | float) -> bool:
     return {">": a > b, "<": a < b, ">=": a >= b, "<=": a <= b, "==": a == b}[sign]
 
 
