@@ -1,12 +1,14 @@
 """What a capture covers, whom it leaves alone, and that it leaves nothing behind."""
 
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from outward.attention.call import AttentionCall
 from outward.taps import interface
 from outward.taps.capture import capture
 from outward.taps.coverage import is_attention
@@ -501,3 +503,21 @@ def test_settled_captures_see_the_same() -> None:
         calls.settle()
         run(model, small.text())
     assert [c.layer for c in calls] == [0, 1, 0, 1]
+
+
+def test_an_observer_computes_without_the_models_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> set[torch.dtype]:
+        found = set()
+
+        def observe(call: AttentionCall) -> None:
+            v = call.v.float()
+            found.add((v @ v.mT).dtype)
+
+        model = llama()
+        with torch.autocast("cpu", torch.bfloat16), capture(model, observe):
+            run(model, small.text())
+        return found
+
+    assert seen() == {torch.float32}
+    monkeypatch.setattr("outward.taps.capture._without_autocast", lambda _: nullcontext())
+    assert seen() == {torch.bfloat16}
