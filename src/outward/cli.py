@@ -94,7 +94,9 @@ def measure(
             training, and without order.
         lengths: other lengths to compare, as in 64,128,256,512.
         layers: which to measure, as in 0-5,11; all unless given.
-        measures: which to show, with commas; the default ones unless given.
+        measures: which to show, with commas; the main ones unless given. These are computed only if
+            named here or in --fail-if, and cost extra: entropy; orthogonal_similarity, which brings
+            mean_removed_similarity, exclusive_similarity and equicorrelated_similarity.
         fail_if: exit with 4 if it is true of a layer, as in 'self_similarity>0.6@layer>=20'.
         special_tokens: auto: those that the tokenizer itself adds, within the length.
         field: of the text in JSONL and Parquet.
@@ -133,6 +135,7 @@ def measure(
         layers=_ranges(layers) if layers else None,
         kernel=kernel,
         allow_pickle=allow_pickle,
+        measures=(*shown, *(c.measure for c in conditions)),
     )
     with _kept(out, way) as folder:
         run = _run(plan, folder, way)
@@ -155,7 +158,7 @@ def merge(
     Args:
         run: the directory that the shards were given as --out.
         json: print one JSON document instead of the table.
-        measures: which to show, with commas; the default ones unless given.
+        measures: which to show, with commas; the main ones unless given.
         fail_if: exit with 4 if it is true of a layer, as in 'self_similarity>0.6@layer>=20'.
         debug: show the traceback of an error.
     """
@@ -420,6 +423,7 @@ def _print(
     from outward.results import as_json
 
     document = {**run.document, "run": str(run.path) if kept else None}
+    _refuse_missing((*shown, *(c.measure for c in conditions)), run)
     true = [c.text for c in conditions if c.holds(document["layers"])]
     if json:
         _result(as_json(document))
@@ -433,6 +437,16 @@ def _print(
     if true:
         return CONDITION
     return PARTIAL if run.manifest["failed"] or run.manifest["skipped"] else DONE
+
+
+def _refuse_missing(measures: tuple[str, ...], run: "Run") -> None:
+    """A run has the optional measures that it was begun with: of others nothing can be said."""
+    missing = [n for n in measures if n not in run.manifest["measures"]]
+    if missing:
+        raise UsageError(
+            f"{run.path} holds no {', '.join(missing)}: measures that cost extra must be named "
+            "when a run begins; measure again, with --measures."
+        )
 
 
 def _listing(rows: list[dict[str, Any]], json: bool) -> int:
@@ -525,12 +539,10 @@ def _compare(a: int | float, sign: str, b: int | float) -> bool:
 
 
 def _known_measures(text: str) -> tuple[str, ...]:
-    from outward.measures.bias import DEFAULT
+    from outward.engines.plan import asked_for
 
     names = tuple(x.strip() for x in text.split(",") if x.strip())
-    unknown = [n for n in names if n not in DEFAULT]
-    if unknown:
-        raise UsageError(f"no measure {', '.join(unknown)}: there are {', '.join(DEFAULT)}.")
+    _as_usage(lambda: asked_for(names))
     return names
 
 

@@ -5,30 +5,31 @@ from torch import Tensor
 
 from outward.attention.call import AttentionCall, own_slots, shown
 from outward.measures.bias import PER_TOKEN
+from outward.measures.optional import FLOOR, REFERENCES
 
 
-def naive_weights(call: AttentionCall) -> Tensor:
+def naive_weights(call: AttentionCall, dtype: torch.dtype = torch.float64) -> Tensor:
     """P, sinks taken out of it."""
     if call.weights is not None:
-        return call.weights.double()
+        return call.weights.to(dtype)
     assert call.q is not None
     assert call.k is not None
-    s = call.scale * call.q.double() @ repeated(call, call.k).mT
+    s = call.scale * call.q.to(dtype) @ repeated(call, call.k, dtype).mT
     if call.softcap is not None:
         s = call.softcap * (s / call.softcap).tanh()
     if call.mask is not None and call.mask.dtype != torch.bool:
-        s = s + call.mask.double()
+        s = s + call.mask.to(dtype)
     seen = shown(call)
     if seen is not None:
         s = s.masked_fill(~seen, -torch.inf)
     if call.sinks is not None:
-        sink = call.sinks.double()[:, None, None].expand(*s.shape[:3], 1)
+        sink = call.sinks.to(dtype)[:, None, None].expand(*s.shape[:3], 1)
         return torch.cat((s, sink), dim=-1).softmax(dim=-1)[..., :-1]
     return s.softmax(dim=-1).nan_to_num(0)
 
 
-def repeated(call: AttentionCall, x: Tensor) -> Tensor:
-    return x.double().repeat_interleave(call.group, dim=1)
+def repeated(call: AttentionCall, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    return x.to(dtype).repeat_interleave(call.group, dim=1)
 
 
 def naive_bias(call: AttentionCall, starts: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,3 +96,56 @@ def naive_value_similarity(v: Tensor, valid: Tensor, own: Tensor | None) -> Tens
         T = G.shape[-1]
         out[b] = (G.sum((1, 2)) - T) / (T * (T - 1))
     return out
+
+
+def naive_entropy(call: AttentionCall, dtype: torch.dtype = torch.float64) -> Tensor:
+    """-Σ P ln P over the keys, (batch, head, query)."""
+    P = naive_weights(call, dtype)
+    return -torch.where(P > 0, P * P.clamp_min(torch.finfo(dtype).tiny).log(), 0).sum(dim=-1)
+
+
+def naive_orthogonal(call: AttentionCall, documents: Tensor) -> Tensor:
+    """The four measures of pairs, (4, batch, head, document). documents: of each token; -1: padding."""
+    y, v = call.y.double(), repeated(call, call.v)
+    own = own_slots(call).expand(len(y), -1)
+    out = torch.full((4, *y.shape[:2], int(documents.max()) + 1), torch.nan, dtype=torch.float64)
+    for b in range(len(y)):
+        for d in range(out.shape[3]):
+            at = (documents[b] == d).nonzero()[:, 0]
+            alone = torch.tensor([sees_only_itself(call, b, int(i)) for i in at])
+            for h in range(y.shape[1]):
+                if len(at) > 2:
+                    out[:, b, h, d] = of_document(v[b, h, own[b, at]], y[b, h, at], alone)
+    return out
+
+
+def sees_only_itself(call: AttentionCall, b: int, i: int) -> bool:
+    seen = shown(call)
+    return seen is not None and int(seen.expand(len(call.y), -1, -1, -1)[b, 0, i].sum()) == 1
+
+
+def of_document(v: Tensor, y: Tensor, alone: Tensor) -> Tensor:
+    n = len(v)
+    every = (
+        range(n) if n <= REFERENCES else [int((r + 0.5) * n / REFERENCES) for r in range(REFERENCES)]
+    )
+    orthogonal = [mean_cosine(without(torch.cat((v[:i], v[i + 1 :])), v[i])) for i in every]
+    z = torch.stack([without(y[i : i + 1], v[i])[0] for i in range(n)])
+    z[alone] = 0
+    rho = mean_cosine(v)
+    found = [sum(orthogonal) / len(orthogonal), mean_cosine(without(v, v.mean(dim=0))), mean_cosine(z)]
+    return torch.stack([*found, rho / (1 + rho)])
+
+
+def without(x: Tensor, u: Tensor) -> Tensor:
+    """Each x_j - (x_j·û) û, and 0 where all but nothing is left."""
+    size = u.norm()
+    left = x - (x @ u / size)[:, None] * u / size if size > 0 else x
+    return left.masked_fill((left.norm(dim=-1) <= FLOOR * x.norm(dim=-1))[:, None], 0)
+
+
+def mean_cosine(x: Tensor) -> Tensor:
+    """Over all pairs, one by one; nothing is alike to 0."""
+    G = torch.nn.functional.cosine_similarity(x[:, None], x[None], dim=-1)
+    n = len(x)
+    return (G.sum() - G.diagonal().sum()) / (n * (n - 1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outward.engines.finish import assemble
-from outward.engines.plan import CHUNK, KIND
+from outward.engines.plan import CHUNK, KIND, asked_for
 from outward.engines.work import Watched, kernel_of
 from outward.probe.tally import EMPTY, Chunk
 from outward.results import claim
@@ -26,6 +26,7 @@ def measure(
     run: Callable[[Any], Any] | None = None,
     verify: bool = True,
     layers: Iterable[int] | None = None,
+    measures: tuple[str, ...] = (),
     kernel: str = "auto",
     out: str | Path | None = None,
 ) -> Run:
@@ -37,19 +38,22 @@ def measure(
     run: how a batch is run, if not by calling the model with it.
     verify: prove on the first batch that watching changes nothing and sees what is computed.
     layers: which layers to measure; all of them unless given.
+    measures: names of optional ones to compute beside the default ones, at a price: entropy,
+        orthogonal_similarity.
     kernel: what computes the measures on CPUs: native (compiled at first use by the machine's C++
         compiler), torch, or auto: native if there is a compiler.
     out: a directory to keep the run in.
 
     The model is put in eval mode for the duration, and back.
     """
+    requests = asked_for(measures)
     if out is not None:
         claim(Path(out), KIND)
     original = getattr(model, "_orig_mod", model)
     only = None if layers is None else tuple(layers)
     with InEvalMode(original):
         call = run or (lambda b: original(*b.args, **b.inputs))
-        watched = Watched(original, only, verify, kernel=kernel_of(kernel), run=call)
+        watched = Watched(original, only, verify, kernel=kernel_of(kernel), measures=requests, run=call)
         found, about = tallied(watched, as_batches(batches))
     if not found.documents:
         raise ValueError(" ".join(["nothing could be measured.", *found.skipped[:1]]))

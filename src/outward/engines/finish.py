@@ -65,6 +65,7 @@ def assemble(
         "windows": {n: len(c.documents) for n, c in series.items()},
         "documents": {n: len(set(c.documents)) for n, c in series.items()},
         "layers": [{"layer": x.layer, "module": x.module, "alone": x.alone} for x in main.layers],
+        "measures": list(main.measures),
         "skipped": skipped,
         "failed": failed,
         "environment": {n: {k: a[k] for k in ("finished", "argv")} for n, a in about.items()},

@@ -1,12 +1,14 @@
 """What a run will do, written down before it begins."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from outward.measures.bias import DEFAULT
+from outward.measures.optional import OPTIONAL, requests_for
 from outward.results import MANIFEST, ResultError, as_json, claim, read_json, write_file
 from outward.sources.batch import Batch
 from outward.sources.batches import batches
@@ -24,7 +26,10 @@ BASELINES = ("random-weights", "shuffled-tokens")
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of a run. Two workers with equal plans do parts of the same run."""
+    """The options of a run. Two workers with equal plans do parts of the same run.
+
+    measures: what is computed beside the default ones; of any names, what they ask for is kept.
+    """
 
     model: str
     data: str | None = None
@@ -42,8 +47,10 @@ class Plan:
     layers: tuple[int, ...] | None = None
     kernel: str = "auto"
     allow_pickle: bool = False
+    measures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "measures", asked_for(self.measures))
         unknown = set(self.baselines) - set(BASELINES)
         if unknown:
             raise ResultError(
@@ -55,6 +62,18 @@ class Plan:
             raise ResultError(
                 f"threads {self.threads}: give the number for each worker, or 0 for all cores."
             )
+
+
+def asked_for(measures: Iterable[str]) -> tuple[str, ...]:
+    """The requests behind names of measures, sorted; the default measures need none."""
+    names = tuple(measures)
+    unknown = [n for n in names if n not in (*DEFAULT, *OPTIONAL)]
+    if unknown:
+        raise ResultError(
+            f"no measure {', '.join(unknown)}: there are {', '.join(DEFAULT)}; and, computed only if "
+            f"they are named, {', '.join(OPTIONAL)}."
+        )
+    return requests_for(names)
 
 
 @dataclass(frozen=True)

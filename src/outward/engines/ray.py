@@ -42,7 +42,8 @@ class Worker:
     def __init__(self, plan: Plan, one: Pass, number: int, verify: bool) -> None:
         self._threads = threads(number)
         self._threads.__enter__()
-        self.watched = Watched(load(plan, one).body, plan.layers, verify, kernel=kernel_of(plan.kernel))
+        body, kernel = load(plan, one).body, kernel_of(plan.kernel)
+        self.watched = Watched(body, plan.layers, verify, kernel=kernel, measures=plan.measures)
         self.watched.__enter__()
 
     def measure(self, batches: tuple[Batch, ...]) -> bytes:

@@ -121,7 +121,8 @@ def _pass(
     failed: list[str] = []
     first: tuple[Batch, ...] = ()
     done = number = windows = made = 0
-    with Watched(source.body, plan.layers, verify, kernel=kernel_of(plan.kernel)) as watched:
+    kernel, body = kernel_of(plan.kernel), source.body
+    with Watched(body, plan.layers, verify, kernel=kernel, measures=plan.measures) as watched:
         for number, chunk in enumerate(chunks(plan, one, source, skipped), start=1):
             first = first or chunk
             windows += windows_in(chunk)
@@ -199,11 +200,12 @@ class Watched:
         verify: bool,
         *,
         kernel: Kernel,
+        measures: tuple[str, ...] = (),
         run: Callable[[Batch], Any] | None = None,
     ) -> None:
         self.model, self.layers, self.verify = model, layers, verify
         self.run = run or (lambda batch: model(*batch.args, **batch.inputs))
-        self.probe = Probe(model, self.run, layers=layers, kernel=kernel)
+        self.probe = Probe(model, self.run, layers=layers, measures=measures, kernel=kernel)
         self.checks: dict[str, Any] | None = None
 
     def __enter__(self) -> "Watched":

@@ -14,6 +14,7 @@ from outward.stats.moments import Moments
 
 _MOMENTS = ("count", "mean", "m2", "low", "high")
 Arrays = dict[str, NDArray[np.generic]]
+OF_LAYERS = ("layers", "modules", "alone", "per_pair", "per_token")
 
 
 def pack(chunk: Chunk) -> bytes:
@@ -30,6 +31,8 @@ def pack(chunk: Chunk) -> bytes:
         "layers": [layer.layer for layer in chunk.layers],
         "modules": [layer.module for layer in chunk.layers],
         "alone": [layer.alone for layer in chunk.layers],
+        "per_pair": [layer.per_pair for layer in chunk.layers],
+        "per_token": [layer.per_token for layer in chunk.layers],
         "documents": chunk.documents,
         "windows": chunk.windows,
         "skipped": chunk.skipped,
@@ -46,6 +49,8 @@ def unpack(data: bytes) -> Chunk:
         LayerTally(
             layer,
             module,
+            tuple(per_pair),
+            tuple(per_token),
             _moments(arrays, f"{n}.tokens"),
             _dense(arrays, f"{n}.histogram"),
             _moments(arrays, f"{n}.pairs"),
@@ -53,8 +58,8 @@ def unpack(data: bytes) -> Chunk:
             arrays[f"{n}.means"],
             alone,
         )
-        for n, (layer, module, alone) in enumerate(
-            zip(about["layers"], about["modules"], about["alone"], strict=True)
+        for n, (layer, module, alone, per_pair, per_token) in enumerate(
+            zip(*(about[x] for x in OF_LAYERS), strict=True)
         )
     ]
     return Chunk(layers, about["documents"], about["windows"], about["skipped"])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from outward.attention.call import AttentionCall
 from outward.attention.visible import Visible, visible
 from outward.measures.bias import PER_TOKEN, Kernel, bias
+from outward.measures.optional import extra, requests_for
 from outward.probe.tally import EMPTY, Chunk, LayerTally, tally
 from outward.sources.batch import Batch
 from outward.taps.capture import Capture, capture
@@ -29,9 +30,11 @@ class Probe:
         run: Callable[[Batch], Any],
         *,
         layers: tuple[int, ...] | None = None,
+        measures: tuple[str, ...] = (),
         kernel: Kernel = "torch",
     ) -> None:
         self.model, self.run, self.only, self.kernel = model, run, layers, kernel
+        self.requests = requests_for(measures)
         self.calls = capture(model, self._observe)
         self._layers: list[list[LayerTally]] = []
         self._seen: list[tuple[AttentionCall, Visible]] = []
@@ -92,7 +95,8 @@ class Probe:
             raise BadSampleError(f"NaN or infinity comes out of {call.module}")
         while len(self._layers) <= call.layer:
             self._layers.append([])
-        found = tally(call.layer, call.module, measured, self._windows, kernel=self.kernel)
+        more = extra(call, measured, self.requests)
+        found = tally(call.layer, call.module, measured, self._windows, extra=more, kernel=self.kernel)
         self._layers[call.layer].append(found)
 
     def _visible(self, call: AttentionCall) -> Visible:

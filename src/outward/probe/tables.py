@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from outward.measures.bias import DEFAULT, PER_PAIR, PER_TOKEN
 from outward.probe.tally import KINDS, Chunk, LayerTally, bucket_start
 from outward.stats.histogram import Histogram, Kind
 from outward.stats.moments import Moments
@@ -37,10 +36,10 @@ def profile(series: str, chunk: Chunk) -> pa.Table:
 
 
 def _cells(layer: LayerTally) -> Iterator[tuple[str, int | None, Moments, Histogram]]:
-    for measure in PER_PAIR:
-        yield measure, None, layer.pairs, layer.pair_histogram
+    for m, measure in enumerate(layer.per_pair):
+        yield measure, None, layer.pairs.at(m), Histogram(layer.pair_histogram.counts[m])
     together, histogram = layer.tokens.over(2), layer.histogram.over(2)
-    for m, measure in enumerate(PER_TOKEN):
+    for m, measure in enumerate(layer.per_token):
         yield measure, None, together.at(m), Histogram(histogram.counts[m])
         for bucket in range(layer.tokens.count.shape[2]):
             cell = layer.tokens.at((m, slice(None), bucket))
@@ -95,7 +94,7 @@ def _samples_of(series: str, layer: LayerTally, chunk: Chunk) -> pa.Table:
     window, measure, head = (x[known].astype(np.int32) for x in index)
     number, names = _numbered(chunk.documents)
     assert windows == len(chunk.documents)
-    assert measures == len(DEFAULT)
+    assert measures == len(layer.measures)
     return pa.table(
         {
             "series": pa.DictionaryArray.from_arrays(np.zeros(len(window), np.int32), [series]),
@@ -103,7 +102,7 @@ def _samples_of(series: str, layer: LayerTally, chunk: Chunk) -> pa.Table:
             "window": np.asarray(chunk.windows, np.int32)[window],
             "layer": np.full(len(window), layer.layer, np.int32),
             "head": head,
-            "measure": pa.DictionaryArray.from_arrays(measure, list(DEFAULT)),
+            "measure": pa.DictionaryArray.from_arrays(measure, list(layer.measures)),
             "mean": layer.means.ravel()[known],
         }
     )
@@ -116,10 +115,10 @@ def _numbered(documents: list[str]) -> tuple[NDArray[np.int32], list[str]]:
 
 
 def histograms(series: str, chunk: Chunk) -> dict[str, NDArray[np.int32]]:
-    """By layer: (measure, head, bin) over all places, the measures in the order of DEFAULT."""
+    """By layer: (measure, head, bin) over all places, the measures in the order of the chunk's."""
     return {
         f"{series}.layer{layer.layer}.histogram": np.concatenate(
-            (layer.pair_histogram.counts[None], layer.histogram.over(2).counts)
+            (layer.pair_histogram.counts, layer.histogram.over(2).counts)
         ).astype(np.int32)
         for layer in chunk.layers
     }

@@ -4,7 +4,8 @@ Tokens are sorted into buckets by their place in the document (0, 1, 2-3, 4-7, .
 the token's own depends on how many others it sees.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outward.measures import bias_native
-from outward.measures.bias import DEFAULT, PER_TOKEN, Bias, Kernel
+from outward.measures.bias import PER_PAIR, PER_TOKEN, Bias, Kernel
+from outward.measures.optional import Extra
 from outward.stats.histogram import BINS, Histogram, Kind, bins_of
 from outward.stats.moments import Moments
 
@@ -32,20 +34,29 @@ KINDS: dict[str, Kind] = {
     "removed_energy": "share",
     "sink_weight": "weight",
     "previous_weight": "weight",
+    "entropy": "nats",
+    "orthogonal_similarity": "cosine",
+    "mean_removed_similarity": "cosine",
+    "exclusive_similarity": "cosine",
+    "equicorrelated_similarity": "cosine",
 }
+NOTHING = Extra()
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTally:
-    """What is kept of one layer; of cells (measure, head, bucket), the measures being PER_TOKEN.
+    """What is kept of one layer.
 
-    pairs: of value_similarity, cells (head,). means: of every window, (window, measure, head), the
-    measures being DEFAULT; NaN where a window has no token that counts. alone: how many tokens saw
-    only themselves and were left out.
+    per_pair, per_token: the names of its measures. tokens: cells (measure, head, bucket) of per_token.
+    pairs: cells (measure, head) of per_pair. means: of every window, (window, measure, head) of
+    `measures`; NaN where a window has no token that counts. alone: how many tokens saw only
+    themselves and were left out.
     """
 
     layer: int
     module: str
+    per_pair: tuple[str, ...]
+    per_token: tuple[str, ...]
     tokens: Moments
     histogram: Histogram
     pairs: Moments
@@ -53,19 +64,29 @@ class LayerTally:
     means: NDArray[np.float64]
     alone: int
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """All of them, those of pairs first."""
+        return (*self.per_pair, *self.per_token)
+
     def merge(self, other: "LayerTally") -> "LayerTally":
         """Of both, in order."""
+        if self.measures != other.measures:
+            odd = ", ".join(sorted(set(self.measures) ^ set(other.measures)))
+            raise ValueError(
+                f"{self.module}: only one of two parts holds {odd}; parts of one run hold the same "
+                "measures, so measure both with the same ones."
+            )
         buckets = max(self.tokens.count.shape[2], other.tokens.count.shape[2])
         a, b = self._grown(buckets), other._grown(buckets)
-        return LayerTally(
-            self.layer,
-            self.module,
-            a.tokens.merge(b.tokens),
-            a.histogram.merge(b.histogram),
-            a.pairs.merge(b.pairs),
-            a.pair_histogram.merge(b.pair_histogram),
-            np.concatenate((a.means, b.means)),
-            a.alone + b.alone,
+        return replace(
+            a,
+            tokens=a.tokens.merge(b.tokens),
+            histogram=a.histogram.merge(b.histogram),
+            pairs=a.pairs.merge(b.pairs),
+            pair_histogram=a.pair_histogram.merge(b.pair_histogram),
+            means=np.concatenate((a.means, b.means)),
+            alone=a.alone + b.alone,
         )
 
     def _grown(self, buckets: int) -> "LayerTally":
@@ -75,15 +96,10 @@ class LayerTally:
             return self
         empty = Moments.empty((*self.tokens.count.shape[:2], more))
         added = Histogram.empty((*self.tokens.count.shape[:2], more))
-        return LayerTally(
-            self.layer,
-            self.module,
-            self.tokens.beside(empty),
-            Histogram(np.concatenate((self.histogram.counts, added.counts), axis=2)),
-            self.pairs,
-            self.pair_histogram,
-            self.means,
-            self.alone,
+        return replace(
+            self,
+            tokens=self.tokens.beside(empty),
+            histogram=Histogram(np.concatenate((self.histogram.counts, added.counts), axis=2)),
         )
 
 
@@ -95,6 +111,11 @@ class Chunk:
     documents: list[str]
     windows: list[int]
     skipped: list[str] = field(default_factory=list)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What its layers hold."""
+        return self.layers[0].measures if self.layers else ()
 
     def merge(self, other: "Chunk") -> "Chunk":
         """Of both, in order."""
@@ -121,30 +142,65 @@ def bucket_start(bucket: int) -> int:
 
 
 def tally(
-    layer: int, module: str, measured: Bias, windows: int, *, kernel: Kernel = "torch"
+    layer: int,
+    module: str,
+    measured: Bias,
+    windows: int,
+    *,
+    extra: Extra = NOTHING,
+    kernel: Kernel = "torch",
 ) -> LayerTally:
     """One call of one layer. Its batch axis holds `windows` windows, or as many parts of each."""
-    see, x = measured.see, measured.tokens
+    see = measured.see
     bucket = torch.frexp(see.place.to(torch.float64)).exponent.long()
-    buckets = int(bucket.max()) + 1
-    if kernel == "native" and x.device.type == "cpu" and x.dtype == torch.float32:
-        kinds = [KINDS[name] for name in PER_TOKEN]
-        cells, (low, high), counts = bias_native.sums(x, measured.kept, bucket, buckets, kinds)
-        histogram = Histogram(counts)
-    else:
-        defined = x.isfinite()
-        cells = _sums(x, defined, measured.kept, bucket, buckets)
-        low, high = _extremes(x, defined, bucket, measured.kept, buckets)
-        histogram = _histogram(x, defined, bucket, measured.kept, buckets)
-    count, total, squares = cells
+    place = Places(measured.kept, bucket, int(bucket.max()) + 1)
+    cells = _of_tokens(measured.tokens, PER_TOKEN, place, kernel)
+    if extra.tokens:
+        more = _of_tokens(torch.stack(list(extra.tokens.values())), tuple(extra.tokens), place, "torch")
+        cells = tuple(np.concatenate(both) for both in zip(cells, more, strict=True))
+    count, total, squares, low, high, counts = cells
+    pairs = torch.stack([x.double() for x in (measured.pairs, *extra.pairs.values())])
+    per_pair = (*PER_PAIR, *extra.pairs)
     return LayerTally(
         layer,
         module,
+        per_pair,
+        (*PER_TOKEN, *extra.tokens),
         Moments.of(count.sum(axis=1), total.sum(axis=1), squares.sum(axis=1), low, high),
-        histogram,
-        *_of_pairs(measured.pairs),
-        _means(total, count, measured.pairs, windows),
-        int((see.is_alone.expand(x.shape[1], -1)).sum()),
+        Histogram(counts),
+        *_of_pairs(pairs, per_pair),
+        _means(total, count, pairs, windows),
+        int((see.is_alone.expand(len(measured.tokens[0]), -1)).sum()),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Which tokens count, and the bucket of each, of so many."""
+
+    kept: Bool[Tensor, "rows query"]
+    bucket: Int[Tensor, "rows query"]
+    buckets: int
+
+
+Cells = tuple[NDArray[Any], ...]
+"""count, total, squares: (measure, batch, head, bucket). low, high: (measure, head, bucket). Counts of
+the histogram: (measure, head, bucket, bin)."""
+
+
+def _of_tokens(
+    x: Float[Tensor, "measure batch head query"], names: tuple[str, ...], at: Places, kernel: Kernel
+) -> Cells:
+    if kernel == "native" and x.device.type == "cpu" and x.dtype == torch.float32:
+        kinds = [KINDS[name] for name in names]
+        sums, extremes, counts = bias_native.sums(x, at.kept, at.bucket, at.buckets, kinds)
+        return (*sums, *extremes, counts)
+    defined = x.isfinite()
+    given = at.bucket, at.kept, at.buckets
+    return (
+        *_sums(x, defined, at.kept, at.bucket, at.buckets),
+        *_extremes(x, defined, *given),
+        _histogram(x, names, defined, *given),
     )
 
 
@@ -181,9 +237,11 @@ def _extremes(
     return found[0], found[1]
 
 
-def _histogram(x: Tensor, defined: Tensor, bucket: Tensor, kept: Tensor, buckets: int) -> Histogram:
+def _histogram(
+    x: Tensor, names: tuple[str, ...], defined: Tensor, bucket: Tensor, kept: Tensor, buckets: int
+) -> NDArray[np.int64]:
     measures, _, heads, _ = x.shape
-    bins = torch.stack([bins_of(x[n], KINDS[name]) for n, name in enumerate(PER_TOKEN)])
+    bins = torch.stack([bins_of(x[n], KINDS[name]) for n, name in enumerate(names)])
     cell = torch.arange(measures * heads, device=x.device, dtype=torch.int32).view(
         measures, 1, heads, 1
     )
@@ -192,34 +250,35 @@ def _histogram(x: Tensor, defined: Tensor, bucket: Tensor, kept: Tensor, buckets
     counted = defined & kept[None, :, None]
     index = torch.where(counted, index, size)
     counts = torch.bincount(index.flatten(), minlength=size + 1)[:size]
-    return Histogram(counts.view(measures, heads, buckets, BINS).cpu().numpy())
+    return counts.view(measures, heads, buckets, BINS).cpu().numpy()
 
 
-def _of_pairs(pairs: Float[Tensor, "batch head document"]) -> tuple[Moments, Histogram]:
-    """Of value_similarity: each document is one number."""
-    x = pairs.double().permute(1, 0, 2).flatten(1).cpu().numpy()
+def _of_pairs(
+    pairs: Float[Tensor, "measure batch head document"], names: tuple[str, ...]
+) -> tuple[Moments, Histogram]:
+    """Cells (measure, head): each document is one number."""
+    x = pairs.permute(0, 2, 1, 3).flatten(2).cpu().numpy()
     known = ~np.isnan(x)
     y = np.where(known, x, 0)
-    count = known.sum(axis=1).astype(np.float64)
-    low, high = np.where(known, x, np.inf).min(axis=1), np.where(known, x, -np.inf).max(axis=1)
-    moments = Moments.of(count, y.sum(axis=1), (y * y).sum(axis=1), low, high)
-    return moments, Histogram.of(x, KINDS["value_similarity"])
+    count = known.sum(axis=-1).astype(np.float64)
+    low, high = np.where(known, x, np.inf).min(axis=-1), np.where(known, x, -np.inf).max(axis=-1)
+    moments = Moments.of(count, y.sum(axis=-1), (y * y).sum(axis=-1), low, high)
+    counts = [Histogram.of(x[n], KINDS[name]).counts for n, name in enumerate(names)]
+    return moments, Histogram(np.stack(counts))
 
 
 def _means(
     total: NDArray[np.float64],
     count: NDArray[np.float64],
-    pairs: Float[Tensor, "batch head document"],
+    pairs: Float[Tensor, "measure batch head document"],
     windows: int,
 ) -> NDArray[np.float64]:
-    """(window, measure, head) in the order of DEFAULT; NaN where nothing counts."""
+    """(window, measure, head), pairs first; NaN where nothing counts."""
     measures, batch, heads, _ = total.shape
     windows = windows if batch % windows == 0 else batch
     shape = (measures, windows, batch // windows, heads)
     sums, counts = (x.sum(axis=-1).reshape(shape).sum(axis=2) for x in (total, count))
     tokens = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    parts = pairs.double().unflatten(0, (windows, -1)).permute(0, 2, 1, 3).flatten(2)
-    similarity = parts.nanmean(dim=-1).cpu().numpy()
-    together = np.concatenate((similarity[None], tokens))
-    assert len(together) == len(DEFAULT)
+    parts = pairs.unflatten(1, (windows, -1)).permute(0, 1, 3, 2, 4).flatten(3)
+    together = np.concatenate((parts.nanmean(dim=-1).cpu().numpy(), tokens))
     return together.transpose(1, 0, 2)

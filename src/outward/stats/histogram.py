@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BINS = 128
-Kind = Literal["cosine", "share", "weight", "ratio", "signed"]
+Kind = Literal["cosine", "share", "nats", "weight", "ratio", "signed"]
 Cells = NDArray[np.float64]
 
+# Equal bins from, to. An even spread over T keys has ln T nats: 16 are nine million keys.
+EQUAL = {"cosine": (-1.0, 1.0), "share": (0.0, 1.0), "nats": (0.0, 16.0)}
 # Bins of numbers that span orders of magnitude are cut by the leading bits of a float32: STEPS equal
 # ones between each power of two and the next. Cheap, and the edges are exact.
 STEPS_BITS = 3
@@ -23,14 +25,11 @@ LOWEST = {"weight": -15, "ratio": -7, "signed": -6}
 def edges(kind: Kind) -> Cells:
     """The BINS + 1 edges of a kind of quantity.
 
-    cosine: [-1, 1], equal bins. share: [0, 1], equal bins. weight: to 1, and ratio: to 256, by leading
+    cosine: [-1, 1], share: [0, 1], nats: [0, 16]: equal bins. weight: to 1, ratio: to 256: by leading
     bits. signed: the same for either sign, to 3.75, with 2^-6 on both sides of 0 in bins of their own.
     """
-    t = np.linspace(0.0, 1.0, BINS + 1)
-    if kind == "cosine":
-        return 2 * t - 1
-    if kind == "share":
-        return t
+    if kind in EQUAL:
+        return np.linspace(*EQUAL[kind], BINS + 1)
     if kind == "signed":
         half = np.concatenate(([0.0], _by_bits(LOWEST[kind], BINS // 2)))
         return np.concatenate((-half[:0:-1], half))
@@ -45,8 +44,9 @@ def _by_bits(lowest: int, many: int) -> Cells:
 def bins_of(x: Tensor, kind: Kind) -> Tensor:
     """The bin of each number, as int32. NaN gets any."""
     x = x.float()
-    if kind in ("cosine", "share"):
-        t = (x + 1) * (BINS / 2) if kind == "cosine" else x * BINS
+    if kind in EQUAL:
+        low, high = EQUAL[kind]
+        t = (x - low) * (BINS / (high - low))
         return t.nan_to_num_(0).clamp_(0, BINS - 1).int()
     many = BINS // 2 if kind == "signed" else BINS
     bits = (x.abs() if kind == "signed" else x.clamp_min(0)).view(torch.int32)
