@@ -15,6 +15,7 @@ def reading(document: dict[str, Any]) -> list[str]:
     said += [_heads(document["heads"])]
     said += _compared(layers, document["baselines"])
     said += _lengths(document["lengths"])
+    said += _trained(document["steps"])
     return [s for s in said if s]
 
 
@@ -121,6 +122,25 @@ def _lengths(lengths: dict[str, list[Layer]]) -> list[str]:
         return []
     said = ", ".join("{} ({}) at {}".format(*_both(x), n) for n, x in lengths.items())
     return [f"By length, the cosine (and its excess over the null) is {said}."]
+
+
+def _trained(steps: dict[str, list[Layer]]) -> list[str]:
+    """From the first step of a watched training to the last."""
+    if len(steps) < 2:
+        return []
+    first, *_, last = steps
+    before, after = _both(steps[first]), _both(steps[last])
+    said = (
+        f"From step {first} to step {last} the cosine went from {before[0]} to {after[0]}, and its "
+        f"excess over the null from {before[1]} to {after[1]}"
+    )
+    was = {x["layer"]: x for x in steps[first] if x.get("self_similarity") is not None}
+    known = [x for x in steps[last] if x.get("self_similarity") is not None and x["layer"] in was]
+    moved = [(x["layer"], was[x["layer"]]["self_similarity"], x["self_similarity"]) for x in known]
+    if len(moved) < 2:
+        return [f"{said}."]
+    layer, a, b = max(moved, key=lambda x: abs(x[2] - x[1]))
+    return [f"{said}; most in layer {layer}, from {a:.2f} to {b:.2f}."]
 
 
 def _with(x: dict[str, Any], form: str) -> str:

@@ -26,6 +26,7 @@ def summary(result: Result, run: str | None = None) -> dict[str, Any]:
         "trend": trends(samples[samples["series"] == "main"]),
         "baselines": _others(everywhere, [s for s in series if _is_baseline(s)]),
         "lengths": _others(everywhere, [s for s in series if s.startswith("length=")]),
+        "steps": _others(everywhere, [s for s in series if s.startswith("step=")]),
         "coverage": result.manifest["coverage"],
         "checks": result.manifest["checks"],
         "warnings": warnings(result, main),
@@ -34,7 +35,7 @@ def summary(result: Result, run: str | None = None) -> dict[str, Any]:
 
 
 def _is_baseline(series: str) -> bool:
-    return series != "main" and not series.startswith("length=")
+    return series != "main" and not series.startswith(("length=", "step="))
 
 
 def layers(profile: pd.DataFrame, samples: pd.DataFrame | None = None) -> list[dict[str, Any]]:
@@ -101,7 +102,8 @@ def _layer_intervals(samples: pd.DataFrame, measure: str) -> dict[int, list[floa
 
 
 def _others(profile: pd.DataFrame, series: list[str]) -> dict[str, list[dict[str, Any]]]:
-    return {s.removeprefix("length="): layers(profile[profile["series"] == s]) for s in series}
+    """By what comes after length= or step=, or by the whole name."""
+    return {s.rpartition("=")[2]: layers(profile[profile["series"] == s]) for s in series}
 
 
 def warnings(result: Result, profile: pd.DataFrame) -> list[str]:
