@@ -153,20 +153,22 @@ def merge(
     fail_if: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CONDITION")] = (),
     debug: bool = False,
 ) -> int:
-    """Join the shards of a run that were done apart, and print it.
+    """Join the shards of a run that were done apart, or the steps of a watched training, and print it.
 
     Args:
-        run: the directory that the shards were given as --out.
+        run: the directory that the shards were given as --out, or the `out` of outward.watch.
         json: print one JSON document instead of the table.
         measures: which to show, with commas; the main ones unless given.
         fail_if: exit with 4 if it is true of a layer, as in 'self_similarity>0.6@layer>=20'.
         debug: show the traceback of an error.
     """
     from outward.engines.finish import finish
+    from outward.engines.steps import gather, is_watched
     from outward.run import Run
 
     conditions, shown = [Condition(text) for text in fail_if], _known_measures(measures)
-    return _print(Run(finish(run), run), json=json, shown=shown, conditions=conditions, kept=True)
+    result = gather(run) if is_watched(run) else finish(run)
+    return _print(Run(result, run), json=json, shown=shown, conditions=conditions, kept=True)
 
 
 def models(*, json: bool = False, debug: bool = False) -> int:
