@@ -1,23 +1,20 @@
-"""Tiny random models of every architecture of transformers, and inputs that they run on.
+"""Tiny random models of every architecture of transformers.
 
-Nothing here knows a model: configurations shrink by the names of their fields, and inputs follow from
-the signature of `forward`. What cannot be built or fed this way is said to be so.
+Nothing here knows a model: configurations shrink by the names of their fields. What cannot be built
+this way is said to be so.
 """
 
 import contextlib
-import inspect
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 WIDTH, HEADS, LAYERS, VOCAB, BATCH, TOKENS = 64, 4, 2, 256, 2, 12
 LARGEST = 60_000_000  # parameters
-ATTEMPTS = 48
 
 # The first pattern that a field's name matches says what becomes of its number.
 SIZES: tuple[tuple[str, Callable[[int], int]], ...] = (
@@ -29,9 +26,9 @@ SIZES: tuple[tuple[str, Callable[[int], int]], ...] = (
     (r"qk_rope_head_dim|rotary_dim", lambda x: min(x, 8)),
     (r"head_dim|_lora_rank|d_kv|dim_head|d_head|head_size", lambda x: min(x, WIDTH // HEADS)),
     (r"(key_value|kv)_heads?$", lambda x: min(x, HEADS // 2)),
-    (r"heads?$|heads_per_stage$", lambda x: min(x, HEADS)),
+    (r"heads?$|heads_per_stage$", lambda x: 2 if x == 3 else min(x, HEADS)),
     (r"(n_group|topk_group)$", lambda x: 1),
-    (r"experts_per_tok|experts_per_token|moe_topk|top_k_experts", lambda x: min(x, 2)),
+    (r"experts_per_tok|experts_per_token|moe_topk|moe_k$|top_k_experts", lambda x: min(x, 2)),
     (r"experts$", lambda x: min(x, 4)),
     (r"topk$", lambda x: min(x, 4)),
     (r"first_k_dense|num_dense_layers", lambda x: min(x, 1)),
@@ -51,6 +48,17 @@ SIZES: tuple[tuple[str, Callable[[int], int]], ...] = (
         lambda x: x if x < 32 else WIDTH,
     ),
 )
+# What some configurations leave open, for the checkpoint to say.
+OPEN: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "head_dim": WIDTH // HEADS,
+    "num_key_value_heads": HEADS,
+    "num_experts_per_tok": 2,
+    "prediction_length": 8,
+    "sliding_window": 8,
+    "pad_token_id": 0,
+    "attn_layer_indices": [LAYERS - 1],
+}
 DEPTHS = ("(layers|depth|blocks)", "vocab", "experts")
 
 
@@ -62,29 +70,34 @@ class Shrink:
     keep_heads: bool = False  # as wide as they were, only fewer
     head: int | None = None  # so wide, where keep_heads does not know
     depth_only: bool = False
+    fill: bool = False  # what is left open, too
     ids: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, config: Any) -> None:
         """In place, with the configurations inside."""
-        layers, heads = _get(config, "num_hidden_layers"), self.head or _heads_of(config)
-        alike = layers is not None and _get(config, "num_key_value_heads", 0) == getattr(
+        layers, heads = field_of(config, "num_hidden_layers"), self.head or _heads_of(config)
+        alike = layers is not None and field_of(config, "num_key_value_heads", 0) == getattr(
             config, "num_attention_heads", None
         )
-        ropes = _get(config, "head_dim") == _get(config, "qk_rope_head_dim", 0)
+        ropes = field_of(config, "head_dim") == field_of(config, "qk_rope_head_dim", 0)
         for name, value in list(vars(config).items()):
-            if name.startswith("_") or isinstance(value, bool):
-                continue
-            if hasattr(value, "to_dict"):
-                self(value)
-            elif name == "rope_parameters" and isinstance(value, dict) and not self.keep_heads:
-                _shrink_sections(value)
-            else:
-                with contextlib.suppress(Exception):
-                    setattr(config, name, self._smaller(name, value, layers, heads))
+            if not name.startswith("_") and not isinstance(value, bool):
+                self._field(config, name, value, layers, heads)
         if ropes:
             config.head_dim = config.qk_rope_head_dim
         if alike and not self.depth_only:
             config.num_key_value_heads = config.num_attention_heads
+
+    def _field(self, config: Any, name: str, value: Any, layers: int | None, heads: int) -> None:
+        if hasattr(value, "to_dict"):
+            self(value)
+        elif name == "rope_parameters" and isinstance(value, dict) and not self.keep_heads:
+            _shrink_sections(value)
+        elif value is not None:
+            with contextlib.suppress(Exception):  # some check each number as it is set
+                setattr(config, name, self._smaller(name, value, layers, heads))
+        elif self.fill and name in OPEN:
+            setattr(config, name, OPEN[name])
 
     def _smaller(self, name: str, value: Any, layers: int | None, width: int) -> Any:
         if isinstance(value, list | tuple) and value:
@@ -112,7 +125,7 @@ class Shrink:
         return made
 
 
-def _get(config: Any, name: str, default: Any = None) -> Any:
+def field_of(config: Any, name: str, default: Any = None) -> Any:
     """A field, if it is one number for all layers."""
     try:
         return getattr(config, name, default)
@@ -122,8 +135,8 @@ def _get(config: Any, name: str, default: Any = None) -> Any:
 
 def _heads_of(config: Any) -> int:
     """How wide a head is."""
-    found = _get(config, "head_dim")
-    width, heads = (_get(config, n) for n in ("hidden_size", "num_attention_heads"))
+    found = field_of(config, "head_dim")
+    width, heads = (field_of(config, n) for n in ("hidden_size", "num_attention_heads"))
     if isinstance(found, int):
         return found
     return width // heads if isinstance(width, int) and isinstance(heads, int) else WIDTH // HEADS
@@ -133,6 +146,7 @@ SIZED = (
     Shrink(),
     Shrink(keep_heads=True),
     Shrink(keep_heads=True, head=64),
+    Shrink(fill=True),
     Shrink(layers=8),
     Shrink(depth_only=True),
 )
@@ -200,7 +214,7 @@ def _class_of(config: Any) -> Any:
 
 
 def _class_beside(config: Any) -> Any:
-    """The model in the file beside the configuration: of a tower, which has no place in the mappings."""
+    """The model in the file beside the configuration: of a tower, which no mapping has."""
     import importlib
 
     from transformers import PreTrainedModel
@@ -246,189 +260,3 @@ def enliven(model: nn.Module) -> nn.Module:
             elif "norm" not in name and name.endswith(("bias", "sinks")):
                 p.copy_(noise * 0.3)
     return model
-
-
-# ---- inputs
-
-
-Inputs = dict[str, Any]
-
-
-def inputs_of(model: nn.Module) -> Iterator[Inputs]:
-    """Inputs to try, the fullest first."""
-    parameters = inspect.signature(model.forward).parameters
-    main = getattr(model, "main_input_name", "input_ids")
-    required = [
-        n
-        for n, p in parameters.items()
-        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    shapes = Shapes(model.config)
-    for names in _which(set(parameters), main, required):
-        each = [[(n, x) for x in shapes.of(n)] for n in names]
-        for chosen in itertools.islice(itertools.product(*each), ATTEMPTS):
-            yield dict(chosen)
-
-
-def _which(known: set[str], main: str, required: list[str]) -> Iterator[list[str]]:
-    """Names of inputs that go together."""
-    text = ["input_ids", "attention_mask"]
-    target = ["decoder_input_ids"] if "decoder_input_ids" in known else []
-    media = [n for n in ("pixel_values", "input_features", "input_values") if n in known]
-    grids = [
-        n for n in ("image_grid_thw", "spatial_shapes", "pixel_attention_mask", "bbox") if n in known
-    ]
-    base = list(dict.fromkeys([*required, main]))
-    tries = [
-        [*base, *text, *media, *grids, *target],
-        [*base, *text, *media, *target],
-        [*base, *text, *target],
-        [*base, "attention_mask", *target],
-        [*base, *grids, *target],
-        [*base, *target],
-        base,
-        required,
-        [*text, *media],
-        text,
-        media,
-        ["inputs_embeds"],
-    ]
-    seen = []
-    for names in tries:
-        kept = [n for n in dict.fromkeys(names) if n in known]
-        if kept and kept not in seen:
-            seen.append(kept)
-            yield kept
-
-
-class Shapes:
-    """What an input of a name may look like for a configuration."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        self.generator = torch.Generator().manual_seed(1)
-
-    def find(self, *names: str, default: Any = None) -> Any:
-        """A field of the configuration, or of one inside."""
-        inside = [c for c in vars(self.config).values() if hasattr(c, "to_dict")]
-        inside += [d for c in inside for d in vars(c).values() if hasattr(d, "to_dict")]
-        for name in names:
-            for config in (self.config, *inside):
-                found = _get(config, name)
-                if isinstance(found, int | list | tuple) and found:
-                    return found
-        return default
-
-    def of(self, name: str) -> list[Any]:
-        """Values to try, one after another."""
-        for pattern, make in INPUTS:
-            if re.fullmatch(pattern, name):
-                return make(self)
-        return [None]
-
-    def random(self, *shape: int) -> Tensor:
-        """Of normal distribution."""
-        return torch.randn(*shape, generator=self.generator)
-
-    def ids(self) -> list[Any]:
-        """Text of ordinary tokens."""
-        x = torch.randint(5, 60, (BATCH, TOKENS), generator=self.generator)
-        return [x, x.repeat(1, 3), x[:, :7], x[:1]]
-
-    def padding(self) -> list[Any]:
-        """The second text ends earlier."""
-        mask = torch.ones(BATCH, TOKENS, dtype=torch.long)
-        mask[1, -4:] = 0
-        return [mask]
-
-    def pixels(self) -> list[Any]:
-        """Images, videos, and patches in a row."""
-        size = self.find("image_size", "img_size", "input_size", default=64)
-        height, width = (size[0], size[-1]) if isinstance(size, list | tuple) else (size, size)
-        patch = self.find("patch_size", "spatial_patch_size", default=16)
-        patch = patch[-1] if isinstance(patch, list | tuple) else patch
-        frames = self.find("num_frames", "frames_per_clip", default=2)
-        channels = self.find("num_channels", "in_channels", "in_chans", "num_image_channels", default=3)
-        channels = channels if isinstance(channels, int) and channels < 16 else 3
-        found = [self.random(BATCH, channels, height, width)]
-        found += [self.random(BATCH, frames, channels, height, width)]
-        found += [self.random(BATCH, channels, frames, height, width)]
-        found += [self.random(BATCH, channels, s, s) for s in (128, 224) if s != height]
-        depth = self.find("temporal_patch_size", default=1)
-        depth = depth[0] if isinstance(depth, list | tuple) else depth
-        found += [self.random(16, channels * depth * patch * patch)]
-        found += [self.random(BATCH, 16, channels * patch * patch)]
-        return found
-
-    def features(self) -> list[Any]:
-        """Spectrograms, either way round."""
-        bins = self.find(
-            "num_mel_bins",
-            "feature_size",
-            "input_feat_per_channel",
-            "input_dim",
-            "feature_projection_input_dim",
-            default=80,
-        )
-        bins = bins[0] if isinstance(bins, list | tuple) else bins
-        frames = 2 * self.find("max_source_positions", default=50)
-        return [
-            x
-            for length in (frames, 100, 200, 1024)
-            for x in (self.random(BATCH, bins, length), self.random(BATCH, length, bins))
-        ]
-
-    def waves(self) -> list[Any]:
-        """Sound, or a spectrogram under the same name."""
-        length = self.find("max_length", default=1024)
-        bins = self.find("num_mel_bins", default=80)
-        waves = [self.random(BATCH, 4000), self.random(BATCH, 1, 4000), self.random(BATCH, 2, 4000)]
-        return [*waves, self.random(BATCH, length, bins), self.random(BATCH, 16000)]
-
-    def grid(self) -> list[Any]:
-        """Sixteen patches of one image."""
-        return [torch.tensor([[1, 4, 4]]), torch.tensor([[4, 4]]), torch.tensor([[8, 8], [8, 8]])]
-
-    def embeddings(self) -> list[Any]:
-        """In place of tokens."""
-        width = self.find("hidden_size", "d_model", "n_embd", default=WIDTH)
-        width = width[0] if isinstance(width, list | tuple) else width
-        return [self.random(BATCH, TOKENS, width), *self.pixels()[-2:]]
-
-    def series(self) -> list[Any]:
-        """Past values."""
-        length = self.find("context_length", "prediction_length", default=32)
-        lags = max(self.find("lags_sequence", default=[0]))
-        inputs = self.find("num_input_channels", default=1)
-        return [
-            self.random(BATCH, length, inputs),
-            self.random(BATCH, length + lags),
-            self.random(BATCH, length),
-        ]
-
-    def boxes(self) -> list[Any]:
-        """Where words stand on a page."""
-        corners = torch.tensor([10, 10, 40, 40]).expand(BATCH, TOKENS, 4).contiguous()
-        return [corners, corners.float() / 100]
-
-
-INPUTS: tuple[tuple[str, Callable[[Shapes], list[Any]]], ...] = (
-    (
-        "(decoder_|question_|qformer_|classes_|tasks_)?input_ids|text_ids|tokens|codes|labels",
-        Shapes.ids,
-    ),
-    ("attention_mask|qformer_attention_mask", Shapes.padding),
-    (
-        r"\w*features_mask|feature_attention_mask|\w*_mel_mask",
-        lambda s: [torch.ones(BATCH, n, dtype=torch.long) for n in (100, 128, 1024)],
-    ),
-    ("pixel_values(_videos)?|images|flattened_patches|left_images|hidden_states_image", Shapes.pixels),
-    ("input_features|audio_mel|audio_features|spectrogram", Shapes.features),
-    ("input_values|audio_values|audio", Shapes.waves),
-    ("(image_)?grid_thw|spatial_shapes|grid_hws?", Shapes.grid),
-    ("pixel_attention_mask", lambda s: [torch.ones(BATCH, 64, dtype=torch.bool), None]),
-    ("bbox", Shapes.boxes),
-    ("inputs_embeds|hidden_states|encoder_hidden_states|inputs|query_embeds", Shapes.embeddings),
-    ("past_values", Shapes.series),
-    ("past_observed_mask", lambda s: [torch.ones_like(x) for x in s.series()]),
-)

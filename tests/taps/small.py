@@ -58,8 +58,11 @@ def without_gradient(run: Callable[[], Any]) -> Any:
         return run()
 
 
+EINSUMS = {"einsum": "bhij,bhjd->bhid", "einsum, ellipsis": "... ij, ...jd -> ...id"}
+
+
 class Plain(nn.Module):
-    """Self-attention as one writes it by hand, in one of three ways."""
+    """Self-attention as one writes it by hand, in one of four ways."""
 
     def __init__(self, way: str, causal: bool = True) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class Plain(nn.Module):
             if self.causal:
                 s = s.masked_fill(torch.ones_like(s).triu(1).bool(), -torch.inf)
             P = s.softmax(dim=-1)
-            y = P @ v if self.way == "product" else torch.einsum("bhij,bhjd->bhid", P, v)
+            y = P @ v if self.way == "product" else torch.einsum(EINSUMS[self.way], P, v)
         return self.out(y.transpose(1, 2).flatten(2))
 
 

@@ -94,6 +94,18 @@ class GatedAttention(nn.Module):
         return x * torch.softmax(x, dim=-1)
 
 
+class UnseenAttention(nn.Module):
+    """Weights that a part of it returns, and that meet the values where the taps do not look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.dropout(torch.softmax(x @ x.mT, dim=-1))
+        return torch.einsum("bij,bjd,b->bid", weights, x, x[:, 0, 0])
+
+
 class AssignAttention(nn.Module):
     """Hard weights from a softmax, of queries that are other tokens than the keys."""
 
@@ -121,6 +133,7 @@ class IdleCrossAttention(nn.Module):
 X, OTHER = small.x_of(), small.x_of() + 1
 REASONS: list[tuple[Any, tuple[Tensor, ...], str]] = [
     (GatedAttention(), (X,), "its softmax is no softmax over keys but a gate"),
+    (UnseenAttention(), (X,), "a softmax ran in it and was not seen to meet values"),
     (AssignAttention(), (X, OTHER), "cross-attention (key is not the same states as the queries)"),
     (AssignAttention(), (X, X), "a softmax ran in it and was not seen to meet values"),
     (HandmadeAttention(), (X,), "a softmax ran in it that is written out by hand (logsumexp)"),

@@ -75,6 +75,7 @@ MODELS = {
     "by hand, fused": (lambda: by_hand("fused"), "torch", 1),
     "by hand, a product": (lambda: by_hand("product"), "softmax", 1),
     "by hand, einsum": (lambda: by_hand("einsum"), "softmax", 1),
+    "by hand, einsum with an ellipsis": (lambda: by_hand("einsum, ellipsis"), "softmax", 1),
     "nn.MultiheadAttention": (lambda: multi_head(False), "torch", 1),
     "nn.MultiheadAttention with weights": (lambda: multi_head(True), "torch", 1),
     "nn.TransformerEncoder": (encoder, "torch", 2),

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from outward.attention.call import AttentionCall
 from outward.taps import interface
-from outward.taps.coverage import RETURNED, ModuleCoverage, Seen, coverage
+from outward.taps.coverage import ModuleCoverage, Seen, coverage
 from outward.taps.crossing import crossing, has_cache
 from outward.taps.functions import SOFTMAX, WatchFunctions
 from outward.taps.kernels import FusedCall
@@ -132,8 +132,9 @@ class Capture(Sequence[AttentionCall]):
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        if self._functions is not None and id(output) in self._functions.weights:
-            self._seen.lost.setdefault(self._names[id(module)], set()).add(RETURNED)
+        weights = {} if self._functions is None else self._functions.weights
+        if id(output) in weights and any(getattr(x, "shape", None) == output.shape for x in args):
+            self._seen.gates.add(self._names[id(module)])
         while self._running and self._running.pop().module is not module:
             pass  # modules that left by an exception
         if self._functions is not None and not self._running:

@@ -171,12 +171,12 @@ class WatchFunctions(TorchFunctionMode):
     def _einsum(self, args: tuple[Any, ...], y: Tensor) -> None:
         if not isinstance(args[0], str) or len(args) != 3:
             return
-        equation = args[0].replace(" ", "")
-        if "." in equation or "->" not in equation:
-            return
-        inputs, out = equation.split("->")
-        letters = inputs.split(",")
         tensors = list(args[1:])
+        inputs, arrow, out = args[0].replace(" ", "").partition("->")
+        letters = [_spelt_out(x, t.ndim) for x, t in zip(inputs.split(","), tensors, strict=True)]
+        if not arrow:
+            return
+        out = _spelt_out(out, y.ndim)
         for p, other in ((0, 1), (1, 0)):
             if id(tensors[p]) in self.weights and id(tensors[other]) not in self.weights:
                 found = _as_product(letters[p], letters[other], out)
@@ -184,6 +184,12 @@ class WatchFunctions(TorchFunctionMode):
                     order = (tensors[p], letters[p]), (tensors[other], letters[other]), (y, out)
                     self.listener.product(*map(_turned, order, found))
                 return
+
+
+def _spelt_out(letters: str, axes: int) -> str:
+    """A term of an einsum with as many letters as axes: letters of our own in place of an ellipsis."""
+    missing = axes - len(letters.replace("...", ""))
+    return letters.replace("...", _OURS[len(_OURS) - missing :])
 
 
 def _turned(named: tuple[Tensor, str], order: str) -> Tensor:
@@ -203,6 +209,7 @@ def _as_product(p: str, v: str, y: str) -> tuple[str, str, str] | None:
     return leads + i + j, leads + j + d, leads + i + d
 
 
+_OURS = "ΑΒΓΔΕΖΗΘ"  # no letter that an einsum may have; ellipses are aligned from the right
 _MULTI_HEAD = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
 _patching = threading.RLock()
 
