@@ -21,7 +21,10 @@ def stopped(out: Path, number: signal.Signals, *more: str) -> tuple[int, str, st
     return ended(process)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_stops_the_run_and_resume_goes_on(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
