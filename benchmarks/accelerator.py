@@ -20,7 +20,8 @@ from rich.console import Console
 from torch import Tensor
 
 import outward
-from benchmarks.exclusion import FORMS, Row, exclusive, forward_backward, published, table
+from benchmarks.exclusion import FORMS, exclusive, forward_backward, published
+from benchmarks.tables import Row, table
 from benchmarks.timing import Ratio
 
 SIZES = ((12, 12, 64), (16, 4, 128))  # heads, heads of k and v, dim

@@ -10,30 +10,20 @@ Candidates:
                         for the query heads that share it, plain autograd
 """
 
-import argparse
-import json
-import os
-import platform
-import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import outward
-from benchmarks.timing import interleaved, ratio
+from benchmarks.tables import Row, run
+from benchmarks.timing import Clock, interleaved, ratio
 from outward.attention import projection
 
-Row = dict[str, Any]
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -154,28 +144,6 @@ def direct_share(step: Callable[[Attention, bool], None], *, rounds: int) -> Ite
                 "form": f"{form}: direct share",
                 "over standard": f"1 + {median(shares):.4f} [{min(shares):.4f}, {max(shares):.4f}]",
             }
-
-
-class Clock:
-    """CPU time within some functions, beside that of the whole step that calls them."""
-
-    def __init__(self) -> None:
-        self.spent = 0.0
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **options: Any) -> Any:
-            start = time.process_time()
-            result = function(*args, **options)
-            self.spent += time.process_time() - start
-            return result
-
-        return timed
-
-    def step(self, run: Callable[[], None]) -> tuple[float, float]:
-        self.spent = 0.0
-        start = time.process_time()
-        run()
-        return time.process_time() - start, self.spent
 
 
 # ---- the operation alone
@@ -299,64 +267,5 @@ SECTIONS: dict[str, Callable[[bool], Iterator[Row]]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, no tables")
-    parser.add_argument("--out", type=Path, help="also write each section there, as .json and .txt")
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run?")
-    options = parser.parse_args()
-    unknown = set(options.only.split(",")) - set(SECTIONS)
-    if unknown:
-        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-    torch.set_num_threads(1)
-    console = Console(file=sys.stderr if options.json else sys.stdout, width=200, highlight=False)
-    made = {"command": " ".join(["python -m benchmarks.exclusion", *sys.argv[1:]])} | environment()
-    document: dict[str, Any] = {"made": made}
-    for name in options.only.split(","):
-        rows = document[name] = list(SECTIONS[name](options.quick))
-        shown = table(f"{name}: {SECTIONS[name].__doc__}", rows)
-        console.print(shown)
-        if options.out is not None:
-            write(options.out, name, {"made": made, name: rows}, shown)
-    if options.json:
-        print(as_json(document))
-
-
-def write(folder: Path, name: str, document: dict[str, Any], shown: Table) -> None:
-    """One section: what was printed, and the numbers behind it with the command that made them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(as_json(document) + "\n")
-    with (folder / f"{name}.txt").open("w") as file:
-        Console(file=file, width=200).print(shown)
-
-
-def as_json(document: dict[str, Any]) -> str:
-    return json.dumps(document, default=lambda r: r.__dict__, indent=1)
-
-
-def environment() -> dict[str, Any]:
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "clock": "CPU time of the process",
-    }
-
-
-def table(title: str, rows: list[Row]) -> Table:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    shown = Table(*columns, title=title.split("\n")[0], title_justify="left")
-    for row in rows:
-        shown.add_row(*(cell(row.get(c, "")) for c in columns))
-    return shown
-
-
-def cell(x: object) -> str:
-    return f"{x:.4g}" if isinstance(x, float) else str(x)
-
-
 if __name__ == "__main__":
-    main()
+    run("benchmarks.exclusion", __doc__, SECTIONS)

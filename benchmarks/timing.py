@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,28 @@ def ratio(times: Mapping[str, list[float]], name: str, base: str) -> Ratio:
     each = [a / b for a, b in zip(times[name], times[base], strict=True)]
     low, _, high = quantiles(each, n=4)
     return Ratio(median(times[name]) / median(times[base]), low, high, median(times[name]))
+
+
+class Clock:
+    """CPU time within some functions, beside that of the whole step that calls them."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed."""
+
+        def timed(*args: Any, **options: Any) -> Any:
+            start = time.process_time()
+            result = function(*args, **options)
+            self.spent += time.process_time() - start
+            return result
+
+        return timed
+
+    def step(self, run: Callable[[], None]) -> tuple[float, float]:
+        """(seconds of the step, and of these within the functions)."""
+        self.spent = 0.0
+        start = time.process_time()
+        run()
+        return time.process_time() - start, self.spent

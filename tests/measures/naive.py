@@ -94,7 +94,8 @@ def naive_value_similarity(v: Tensor, valid: Tensor, own: Tensor | None) -> Tens
         x = torch.nn.functional.normalize(v[b][:, at[valid[b]]], dim=-1)
         G = x @ x.mT
         T = G.shape[-1]
-        out[b] = (G.sum((1, 2)) - T) / (T * (T - 1))
+        off = ~torch.eye(T, dtype=torch.bool)
+        out[b] = G[:, off].sum(-1) / (T * (T - 1))
     return out
 
 

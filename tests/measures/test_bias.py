@@ -8,10 +8,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from measures.naive import naive_bias
+from measures.naive import naive_bias, naive_value_similarity
 from outward.attention.call import AttentionCall
 from outward.measures.bias import PER_TOKEN, Kernel, bias
 from outward.taps.capture import capture
+from testing import assert_within, rounding
 
 BATCH, TOKENS, VOCABULARY = 2, 13, 97
 LLAMA = {
@@ -141,3 +142,20 @@ def test_the_comparison_bites() -> None:
     shifted[PER_TOKEN.index("null_similarity"), 0, 0, 3] += 1e-4
     with pytest.raises(AssertionError, match="null_similarity"):
         compare(shifted, exact)
+
+
+@pytest.mark.parametrize("kernel", ["torch", "native"])
+def test_values_of_no_length_have_no_cosine(kernel: Kernel) -> None:
+    """Neither with others nor with themselves, as the naive sum over pairs has it."""
+    q, k, v = (torch.randn(2, 3, 11, 7) for _ in range(3))
+    v[0, 1, 2:5], v[1] = 0, 0
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    call = AttentionCall(0, "", "torch", v=v, y=y, q=q, k=k, scale=7**-0.5)
+    exact = naive_value_similarity(v.double(), torch.ones(2, 11, dtype=torch.bool), None)
+    found = bias(call, kernel=kernel).pairs[..., 0].double()
+    assert (found[1] == 0).all()
+    bound = rounding(terms=11 * 11 * 7, size=1 / (11 * 10), dtype=torch.float32)
+    assert_within(found, exact, bound)
+    wrong = exact.clone()
+    wrong[0, 1] -= 3 / (11 * 10)  # as if each of the three were like itself
+    assert (found - wrong).abs().max() > bound

@@ -228,3 +228,13 @@ def test_a_token_beyond_the_vocabulary_costs_one_window(model: nn.Module) -> Non
     (named,) = run.manifest["skipped"]
     assert named.startswith("d2, window 0: ")
     assert run.manifest["windows"]["main"] == len(LENGTHS) - 1
+
+
+@pytest.mark.parametrize("kernel", ["torch", "native"])
+def test_nan_that_the_attention_kernel_swallows_is_found(kernel: str) -> None:
+    """A fused kernel may return finite numbers for a query of NaN; the weights tell."""
+    broken = llama()[0].model.eval()
+    with torch.no_grad():
+        broken.layers[1].self_attn.q_proj.weight[3] = torch.nan
+    with pytest.raises(ValueError, match=r"NaN or infinity comes out of layers\.1\.self_attn"):
+        measure(broken, batches(LENGTHS, 3), verify=False, kernel=kernel)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from outward.attention.call import AttentionCall, own_slots, shown
 
+STEP = 32  # keys in a block of running sums
+
 
 @dataclass(frozen=True, eq=False)
 class Visible:
@@ -60,6 +62,12 @@ class Visible:
         """Whether every query of a row sees the same keys."""
         same = (self.first == self.first[:, :1]) & (self.end == self.end[:, :1])
         return self.mask is None and bool(same.all())
+
+    @cached_property
+    def shares_the_past(self) -> bool:
+        """Whether every query sees the keys from the first on to its own, and no other."""
+        past = (self.first == 0) & (self.end == self.own + 1)
+        return self.mask is None and bool(past.all())
 
 
 def visible(call: AttentionCall) -> Visible:
@@ -138,12 +146,23 @@ def sums_of_visible(
         return see.mask.to(x.dtype) @ x
     if see.shares_one_run:
         return _sum_of_one_run(x, see)
-    running = x.cumsum(dim=2)
-    all_before = bool((see.first == 0).all()) and bool((see.end == see.own + 1).all())
-    if all_before and running.shape[2] == see.own.shape[1]:
+    running = running_sums(x)
+    if see.shares_the_past and running.shape[2] == see.own.shape[1]:
         return running
     running = torch.nn.functional.pad(running, (0, 0, 1, 0))
     return _take(running, see.end) - _take(running, see.first)
+
+
+def running_sums(x: Float[Tensor, "*lead key dim"]) -> Float[Tensor, "*lead key dim"]:
+    """x.cumsum(dim=-2), in blocks by products with a triangle: several times faster on CPUs."""
+    keys = x.shape[-2]
+    if keys <= STEP or x.device.type != "cpu":
+        return x.cumsum(dim=-2)
+    blocks = torch.nn.functional.pad(x, (0, 0, 0, -keys % STEP)).unflatten(-2, (-1, STEP))
+    inside = x.new_ones(STEP, STEP).tril() @ blocks
+    before = inside[..., -1, :].cumsum(dim=-2)
+    inside[..., 1:, :, :] += before[..., :-1, None, :]
+    return inside.flatten(-3, -2)[..., :keys, :]
 
 
 def _sum_of_one_run(x: Tensor, see: Visible) -> Tensor:

@@ -70,7 +70,7 @@ def kernel_of(asked: str) -> Kernel:
         return "torch"
     why = native.missing()
     if why is not None and asked == "native":
-        raise ResultError(f"kernel native: {why}; install one, or take kernel torch, which is slower.")
+        raise ResultError(f"kernel native: {why}; or take kernel torch, which is slower.")
     return "native" if why is None else "torch"
 
 

@@ -20,7 +20,8 @@ keys token i sees, S_i the sum of the visible v_j, m_i = S_i / n_i their mean, a
 
 and per head, over pairs of tokens of one document,
 
-    value_similarity     the mean over i≠j of cos(v_i, v_j) = (|Σ v̂|² - T) / (T (T - 1))
+    value_similarity     the mean over i≠j of cos(v_i, v_j) = (|Σ v̂|² - T) / (T (T - 1)); with fewer
+                         than T values that have a direction, their number in place of the first T
 
 Nothing is said of tokens that see only themselves: there y = v. They are counted apart.
 """
@@ -36,6 +37,7 @@ from torch import Tensor
 from outward.attention.call import AttentionCall
 from outward.attention.visible import Visible, sums_of_visible, visible
 from outward.measures import bias_native
+from outward.measures.blocks import parts
 from outward.measures.weights import row_lse, weights_at
 
 Kernel = Literal["torch", "native"]
@@ -89,24 +91,46 @@ def bias(call: AttentionCall, see: Visible | None = None, *, kernel: Kernel = "t
         weights = None if bias_native.reads_weights(call) else _weights(call, see)
         tokens, pairs = bias_native.token_values(call, see, weights, len(PER_TOKEN), CENTRED_FLOOR)
         return Bias(tokens, see.has_others, pairs.repeat_interleave(call.group, dim=1), see)
-    own_v = _own_values(call, see)
-    P, sink, previous = _weights(call, see)
-    core = _of_heads(
-        call.y.unflatten(1, (own_v.shape[1], -1)),
-        own_v[:, :, None],
-        call.v,
-        P.unflatten(1, (own_v.shape[1], -1)),
-        see,
-    )
-    tokens = torch.cat((core.flatten(2, 3), sink[None], previous[None]))
-    return Bias(tokens, see.has_others, _value_similarity(own_v, call.group, see), see)
+    batch, heads, queries, _ = call.y.shape
+    wide = torch.promote_types(call.y.dtype, torch.float32)
+    tokens = call.y.new_empty(len(PER_TOKEN), batch, heads, queries, dtype=wide)
+    pairs = call.y.new_empty(batch, call.v.shape[1], see.documents, dtype=wide)
+    for part in parts(call, see):
+        at = _values(part.call, part.see)
+        tokens[:, part.rows, part.heads] = _tokens(part.call, at, part.see)
+        pairs[part.rows, part.kv_heads] = _value_similarity(at.own_direction, see.documents, part.see)
+    return Bias(tokens, see.has_others, pairs.repeat_interleave(call.group, dim=1), see)
 
 
-def _own_values(call: AttentionCall, see: Visible) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """In float32 or wider: v_j and v̂_j of the keys; v_i, |v_i| and v̂_i of each query's own."""
+
+    all: Float[Tensor, "batch kv_head key dim"]
+    direction: Float[Tensor, "batch kv_head key dim"]
+    own: Float[Tensor, "batch kv_head query dim"]
+    own_size: Float[Tensor, "batch kv_head query"]
+    own_direction: Float[Tensor, "batch kv_head query dim"]
+
+
+def _values(call: AttentionCall, see: Visible) -> _Values:
+    v = call.v.to(torch.promote_types(call.v.dtype, torch.float32))
+    size = v.norm(dim=-1)
+    direction = _divide(v, size[..., None])
     if call.self_key is None:
-        return call.v
-    index = see.own[:, None, :, None].expand(len(call.v), call.v.shape[1], -1, call.v.shape[3])
-    return call.v.gather(2, index)
+        return _Values(v, direction, v, size, direction)
+    index = see.own[:, None, :, None].expand(len(v), v.shape[1], -1, v.shape[3])
+    own_size = size.gather(2, index[..., 0])
+    return _Values(v, direction, v.gather(2, index), own_size, direction.gather(2, index))
+
+
+def _tokens(
+    call: AttentionCall, values: _Values, see: Visible
+) -> Float[Tensor, "measure batch head query"]:
+    P, sink, previous = _weights(call, see)
+    shape = (call.v.shape[1], call.group)
+    core = _of_heads(call.y.unflatten(1, shape), values, P.unflatten(1, shape), see)
+    return torch.cat((core.flatten(2, 3), sink[None], previous[None]))
 
 
 def _weights(call: AttentionCall, see: Visible) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,21 +145,20 @@ def _weights(call: AttentionCall, see: Visible) -> tuple[Tensor, Tensor, Tensor]
 
 def _of_heads(
     y: Float[Tensor, "batch kv_head group query dim"],
-    own_v: Float[Tensor, "batch kv_head 1 query dim"],
-    v: Float[Tensor, "batch kv_head key dim"],
+    values: _Values,
     P: Float[Tensor, "batch kv_head group query"],
     see: Visible,
 ) -> Float[Tensor, "measure batch kv_head group query"]:
     """All but the last two measures."""
     wide = torch.promote_types(y.dtype, torch.float32)
-    y, own_v, v = y.to(wide), own_v.to(wide), v.to(wide)
+    y, own_v = y.to(wide), values.own[:, :, None]
     n = see.count[:, None, None].to(wide)
     itself = see.sees_itself[:, None, None].to(wide)
     others = (n - itself).clamp_min(1)
 
-    v_size, y_size = own_v.norm(dim=-1), y.norm(dim=-1)
-    S = sums_of_visible(v, see)[:, :, None]
-    directions = sums_of_visible(_divide(v, v.norm(dim=-1, keepdim=True)), see)[:, :, None]
+    v_size, y_size = values.own_size[:, :, None], y.norm(dim=-1)
+    S = sums_of_visible(values.all, see)[:, :, None]
+    directions = sums_of_visible(values.direction, see)[:, :, None]
 
     cosine = _divide(_dot(y, own_v), y_size * v_size)
     null = (_divide(_dot(y, directions), y_size) - itself * cosine) / others
@@ -176,14 +199,13 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _value_similarity(
-    own_v: Float[Tensor, "batch kv_head query dim"], group: int, see: Visible
-) -> Float[Tensor, "batch head document"]:
+    v_hat: Float[Tensor, "batch kv_head query dim"], documents: int, see: Visible
+) -> Float[Tensor, "batch kv_head document"]:
     """Per document of each row, over all its valid tokens."""
-    wide = own_v.to(torch.promote_types(own_v.dtype, torch.float32))
-    v_hat = _divide(wide, wide.norm(dim=-1, keepdim=True))
-    counted = F.one_hot(see.document, see.documents).to(wide.dtype) * see.valid[..., None]
+    counted = F.one_hot(see.document, documents).to(v_hat.dtype) * see.valid[..., None]
     T = counted.sum(dim=1)
     square = (counted.mT[:, None] @ v_hat).square().sum(dim=-1)
-    similarity = (square - T[:, None]) / (T * (T - 1))[:, None]
-    similarity = similarity.masked_fill((T < 2)[:, None], torch.nan)
-    return similarity.repeat_interleave(group, dim=1)
+    directed = (v_hat.square().sum(dim=-1) > 0).to(v_hat.dtype)  # v = 0 has no cosine with itself
+    itself = (counted.mT[:, None] @ directed[..., None])[..., 0]
+    similarity = (square - itself) / (T * (T - 1))[:, None]
+    return similarity.masked_fill((T < 2)[:, None], torch.nan)

@@ -106,7 +106,7 @@ struct Head {
     double* directions;  // of their directions
     double* document;    // of the directions of the valid tokens of the document
     float *values, *queries;  // (OfValue, token), (query head, OfQuery, token)
-    int64_t first = 0, end = 0, tokens = 0, number = -1;
+    int64_t first = 0, end = 0, tokens = 0, directed = 0, number = -1;
 
     Head(const Call& call, int64_t batch, int64_t head, double* sums, float* dots)
         : c(call), b(batch), g(head), sum(sums), directions(sums + call.dim), document(sums + 2 * call.dim) {
@@ -146,7 +146,7 @@ struct Head {
         if (of != number) begin(of);
         const double inverse = size == 0 ? 0 : 1.0 / size;
         for (int d = 0; d < dim(); ++d) document[d] += inverse * v[d];
-        ++tokens;
+        ++tokens, directed += size != 0;
     }
 
     void begin(int64_t of) {
@@ -154,9 +154,9 @@ struct Head {
             double square = 0;
             for (int d = 0; d < dim(); ++d) square += document[d] * document[d];
             c.pairs[(b * c.kv_heads + g) * c.documents + number] =
-                (square - tokens) / (double(tokens) * (tokens - 1));
+                (square - directed) / (double(tokens) * (tokens - 1));
         }
-        number = of, tokens = 0;
+        number = of, tokens = directed = 0;
         for (int d = 0; d < dim(); ++d) document[d] = 0;
     }
 

@@ -80,10 +80,11 @@ def _dots_at(call: AttentionCall, slots: Tensor) -> Tensor:
     if len(slots) == 1 and bool((slots[0] == slots[0, 0]).all()):
         j = int(slots[0, 0])
         return _dot(pairs, k[:, :, :, j : j + 1]).flatten(1, 2)
-    if len(slots) == 1 and slots.shape[1] <= k.shape[3] and _in_order(slots[0]):
-        j = int(slots[0, -1]) + 1 - slots.shape[1]
-        if j >= 0:
-            return _dot(pairs, k[:, :, :, j : j + slots.shape[1]]).flatten(1, 2)
+    if len(slots) == 1 and slots.shape[1] > 1 and _in_order(slots[0, 1:]):  # the first may be cut off
+        j, n = int(slots[0, 1]), slots.shape[1] - 1
+        i = int(slots[0, 0])
+        first = _dot(pairs[:, :, :, :1], k[:, :, :, i : i + 1])
+        return torch.cat((first, _dot(pairs[:, :, :, 1:], k[:, :, :, j : j + n])), dim=3).flatten(1, 2)
     index = slots[:, None, None, :, None].expand(len(k), k.shape[1], 1, -1, k.shape[4])
     return _dot(pairs, k.gather(3, index)).flatten(1, 2)
 

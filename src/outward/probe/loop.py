@@ -17,6 +17,10 @@ from outward.sources.batch import Batch
 from outward.taps.capture import Capture, capture
 
 
+# NaN in v or y shows in the cosine; in q or k only in the weight: fused kernels may swallow it.
+_MUST_BE_FINITE = [PER_TOKEN.index(name) for name in ("self_weight", "self_similarity")]
+
+
 class BadSampleError(Exception):
     """A window that the model cannot be run on, or that it makes NaN of."""
 
@@ -90,8 +94,8 @@ class Probe:
         if self.only is not None and call.layer not in self.only:
             return
         measured = bias(call, self._visible(call), kernel=self.kernel)
-        cosines = measured.tokens[PER_TOKEN.index("self_similarity")]
-        if not torch.where(measured.kept[:, None], cosines, 0).isfinite().all():
+        numbers = measured.tokens[_MUST_BE_FINITE]
+        if not torch.where(measured.kept[:, None], numbers, 0).isfinite().all():
             raise BadSampleError(f"NaN or infinity comes out of {call.module}")
         while len(self._layers) <= call.layer:
             self._layers.append([])
