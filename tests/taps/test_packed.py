@@ -1,4 +1,4 @@
-"""Several documents in one row: what a query sees ends where its document begins."""
+"""Several documents in one row, and padding: what a query sees, and which queries count."""
 
 from dataclasses import replace
 from typing import Any
@@ -44,3 +44,18 @@ def test_documents_do_not_mix(implementation: str) -> None:
 def test_one_document_where_there_are_two_is_caught(implementation: str) -> None:
     call = packed_calls(implementation)[1]
     assert y_error(replace(call, mask=None, causal=True))[1] > 1
+
+
+@pytest.mark.parametrize("way", ["by position", "by name"])
+def test_padding_is_seen_however_the_mask_is_passed(way: str) -> None:
+    model = small.build("Llama", small.LLAMA)
+    mask = torch.ones(small.BATCH, small.TOKENS, dtype=torch.long)
+    mask[1, -3:] = 0
+    with torch.no_grad(), capture(model) as calls:
+        if way == "by position":
+            model(small.text(), mask)
+        else:
+            model(small.text(), attention_mask=mask)
+        model(small.text())
+    assert [call.valid is None for call in calls] == [False, False, True, True]
+    assert calls[0].valid.equal(mask.bool())

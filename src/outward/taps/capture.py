@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from outward.attention.call import AttentionCall
 from outward.taps import interface
 from outward.taps.coverage import ModuleCoverage, Seen, coverage
-from outward.taps.crossing import crossing, has_cache
+from outward.taps.crossing import crossing, given_to, has_cache
 from outward.taps.functions import SOFTMAX, WatchFunctions
 from outward.taps.kernels import FusedCall
 from outward.taps.layouts import NotMeasurableError
@@ -35,6 +35,8 @@ def capture(model: nn.Module, observe: Observer | None = None) -> "Capture":
 
     With `observe`, each call is handed to it as it happens and not kept: q, k, v and y of a long
     text are large. Calls are seen in this thread; other models and threads are not disturbed.
+    Of nn.TransformerEncoder, torch runs the plain layer instead of its fused one, which nobody can
+    see into: the result is the same but for rounding.
     """
     return Capture(model, observe)
 
@@ -122,7 +124,7 @@ class Capture(Sequence[AttentionCall]):
         if module is self.model:
             self._running.clear()
             self._times.clear()
-            self._given = kwargs
+            self._given = given_to(module, args, kwargs)
         name = self._names[id(module)]
         nth = self._times.get(name, 0)
         self._times[name] = nth + 1

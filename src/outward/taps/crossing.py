@@ -36,7 +36,7 @@ def crossing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return by_name
     if getattr(module, "is_cross_attention", False) is True:
         return f"cross-attention ({kind})"
-    given = _by_name(module, args, kwargs)
+    given = given_to(module, args, kwargs)
     queries = next((x for x in given.values() if isinstance(x, Tensor)), None)
     for name in _OTHERS:
         other = given.get(name)
@@ -56,7 +56,7 @@ def crossing_by_name(kind: str) -> str | None:
 
 def has_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether keys of earlier tokens came from a cache."""
-    given = _by_name(module, args, kwargs)
+    given = given_to(module, args, kwargs)
     return any(given.get(name) is not None for name in _CACHES)
 
 
@@ -65,7 +65,8 @@ def same_tokens(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.shape == b.shape and torch.equal(a, b))
 
 
-def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def given_to(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a module's forward by name, however they were passed."""
     names = _parameters(type(module).forward)
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
