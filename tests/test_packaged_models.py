@@ -180,6 +180,12 @@ def of_layer(q: Tensor, k: Tensor, v: Tensor, name: str, scale: float) -> dict[s
 MODELS = ["minilm", pytest.param("smollm2", marks=pytest.mark.slow)]
 
 
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may take so long that it is told: what else is on stderr would be too much."""
+    monkeypatch.setattr("outward.cli.EVERY", float("inf"))
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("text") / "ishmael.txt"
