@@ -4,11 +4,19 @@ Attention is meant to bring each token something from the others. Often its outp
 the token's own value v_i: the attention similarity bias. Exclusive Self Attention removes that
 part, z_i = y_i - (y_i·v̂_i) v̂_i, per head and before the output projection (arXiv 2603.09078).
 
+    run = outward.measure(model, batches)                    # any PyTorch transformer, as it is
+    run.layers, run.heads, run.reading                       # DataFrames, and what they mean
     z = outward.exclusive_attention(q, k, v, causal=True)    # in place of torch's attention
-    z = outward.exclude_self(y, v)                           # or behind any attention
-    layer = outward.ExclusiveAttention(width=768, num_heads=12)
 
-Functions, from (batch, head, token, dim) to the same; k and v may have fewer heads than q:
+Measuring, of any model that calls softmax attention (on the command line: outward measure):
+
+    measure                       a model, batches -> a Run
+    load                          a run directory -> a Run
+    load_model, batches           names and paths -> a Source, and batches for it
+    watch, WatchCallback          the same batches, again and again while a model is trained
+    capture                       every attention call of a model: q, k, v, y, and who saw whom
+
+Forms, from (batch, head, token, dim) to the same; k and v may have fewer heads than q:
 
     exclude_self                  take from each output its component along its own value
     standard_attention            what all others start from; its options are theirs
@@ -29,7 +37,7 @@ Layers, from (batch, token, width) to the same, with rotary positions, grouped h
     Strength                      α as a parameter: by tanh, sigmoid or raw, per head or token
     parameter_groups              for the optimizer: a learned strength must not decay
 
-help(outward.exclusive_attention), say, tells the rest. Names are imported when first used.
+help(outward.measure), say, tells the rest. Names are imported when first used.
 """
 
 from importlib import import_module
@@ -57,38 +65,52 @@ if TYPE_CHECKING:
         ExclusiveMultiheadAttention as ExclusiveMultiheadAttention,
     )
     from outward.attention.standard import standard_attention as standard_attention
+    from outward.engines.direct import measure as measure
+    from outward.engines.trainer import WatchCallback as WatchCallback
+    from outward.engines.watch import watch as watch
+    from outward.run import load as load
+    from outward.sources.batches import batches as batches
+    from outward.sources.models import load_model as load_model
+    from outward.taps.capture import capture as capture
 
 __version__ = "0.1.0"
 
 # Where each public name lives. There is no __all__: help(outward) would then print all of nn.Module
 # for every layer, and bury the page above.
 _HOME = {
-    "exclude_self": "exclusive",
-    "exclusive_attention": "exclusive",
-    "standard_attention": "standard",
-    "gated_exclusive_attention": "forms",
-    "gated_attention": "forms",
-    "no_self_attention": "forms",
-    "random_direction_attention": "forms",
-    "mean_direction_attention": "forms",
-    "StandardAttention": "modules",
-    "ExclusiveAttention": "modules",
-    "GatedExclusiveAttention": "modules",
-    "GatedAttention": "modules",
-    "NoSelfAttention": "modules",
-    "RandomDirectionAttention": "modules",
-    "MeanDirectionAttention": "modules",
-    "ExclusiveMultiheadAttention": "multihead",
-    "KVCache": "cache",
-    "Strength": "modules",
-    "parameter_groups": "modules",
+    "measure": "engines.direct",
+    "load": "run",
+    "load_model": "sources.models",
+    "batches": "sources.batches",
+    "watch": "engines.watch",
+    "WatchCallback": "engines.trainer",
+    "capture": "taps.capture",
+    "exclude_self": "attention.exclusive",
+    "exclusive_attention": "attention.exclusive",
+    "standard_attention": "attention.standard",
+    "gated_exclusive_attention": "attention.forms",
+    "gated_attention": "attention.forms",
+    "no_self_attention": "attention.forms",
+    "random_direction_attention": "attention.forms",
+    "mean_direction_attention": "attention.forms",
+    "StandardAttention": "attention.modules",
+    "ExclusiveAttention": "attention.modules",
+    "GatedExclusiveAttention": "attention.modules",
+    "GatedAttention": "attention.modules",
+    "NoSelfAttention": "attention.modules",
+    "RandomDirectionAttention": "attention.modules",
+    "MeanDirectionAttention": "attention.modules",
+    "ExclusiveMultiheadAttention": "attention.multihead",
+    "KVCache": "attention.cache",
+    "Strength": "attention.modules",
+    "parameter_groups": "attention.modules",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"outward has no {name!r}; it has: {', '.join(_HOME)}")
-    return getattr(import_module(f"outward.attention.{_HOME[name]}"), name)
+    return getattr(import_module(f"outward.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import tyro
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from outward.run import Run
 
 T = TypeVar("T")
+DESCRIPTION = (
+    "How much does attention hand each token back to itself? Begin with: outward measure smollm2. "
+    "Results go to stdout, progress and warnings to stderr."
+)
 EVERY = 10.0  # seconds from one line of progress to the next, where stderr is no terminal
 DONE, FAILED, USAGE, PARTIAL, CONDITION = 0, 1, 2, 3, 4
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -48,31 +52,31 @@ class Stop:
 
 
 def measure(
-    model: Positional[str],
-    data: Positional[str | None] = None,
+    model: Annotated[Positional[str], arg(metavar="MODEL")],
+    data: Annotated[Positional[str | None], arg(metavar="[DATA]")] = None,
     /,
     *,
-    length: float | None = None,
+    length: Annotated[float | None, arg(metavar="N")] = None,
     samples: int = 64,
     batch: int = 8,
-    out: Path | None = None,
+    out: Annotated[Path | None, arg(metavar="RUN")] = None,
     resume: bool = False,
     json: bool = False,
-    baseline: str = "",
-    lengths: str = "",
-    layers: str = "",
-    measures: str = "",
+    baseline: Annotated[str, arg(metavar="NAMES")] = "",
+    lengths: Annotated[str, arg(metavar="N,N,...")] = "",
+    layers: Annotated[str, arg(metavar="N-N,N")] = "",
+    measures: Annotated[str, arg(metavar="NAMES")] = "",
     fail_if: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CONDITION")] = (),
     special_tokens: Literal["auto", "never"] = "auto",
-    field: str | None = None,
+    field: Annotated[str | None, arg(metavar="NAME")] = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    device: str = "auto",
+    device: Annotated[str, arg(metavar="NAME")] = "auto",
     threads: int = 0,
     kernel: Literal["auto", "native", "torch"] = "auto",
     seed: int = 0,
-    shard: str | None = None,
-    engine: str = "local",
-    workers: int | None = None,
+    shard: Annotated[str | None, arg(metavar="I/N")] = None,
+    engine: Annotated[str, arg(metavar="local|ray[:ADDRESS]")] = "local",
+    workers: Annotated[int | None, arg(metavar="N")] = None,
     verify: bool = True,
     allow_pickle: bool = False,
     debug: bool = False,
@@ -145,11 +149,11 @@ def measure(
 
 
 def merge(
-    run: Positional[Path],
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
     /,
     *,
     json: bool = False,
-    measures: str = "",
+    measures: Annotated[str, arg(metavar="NAMES")] = "",
     fail_if: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CONDITION")] = (),
     debug: bool = False,
 ) -> int:
@@ -217,7 +221,12 @@ def main(args: list[str] | None = None) -> NoReturn:
 def _code(args: list[str], stop: Stop) -> int:
     try:
         code = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="outward", args=args, description=__doc__, sort_subcommands=False
+            COMMANDS,
+            prog="outward",
+            args=args,
+            description=DESCRIPTION,
+            sort_subcommands=False,
+            config=(FlagCreatePairsOff,),
         )
         sys.stdout.flush()
     except UsageError as error:
