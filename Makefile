@@ -2,36 +2,40 @@
 PYTHON ?= python3
 BIN := .venv/bin
 VENV := .venv/.installed
+UNHOOKED := -o addopts='--strict-markers --import-mode=importlib'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench
+.PHONY: help demo test test-slow test-all check bench census
 
 help:
-	@echo 'make demo      the main job, on a small example'
+	@echo 'make demo      the main job: a real pretrained model, measured'
 	@echo 'make test      the tests, in minutes'
-	@echo 'make test-all  the slow ones too'
+	@echo 'make test-all  the slow ones too: real processes, every architecture'
 	@echo 'make check     ruff, mypy, and the levels of the rooms'
 	@echo 'make bench     speed and memory, as tables; results go to results/'
+	@echo 'make census    every architecture of the libraries; makes docs/models.md again'
 
 # requirements.lock names every package with its exact version, so nothing is resolved here.
-$(VENV): requirements.lock pyproject.toml
+$(VENV): requirements.lock pyproject.toml packaging/mend_torchvision.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Outward needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements.lock
+	$(BIN)/python packaging/mend_torchvision.py
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 demo: $(VENV)
-	$(BIN)/python examples/forms.py
+	$(BIN)/outward measure smollm2 --length 256 --samples 32 --baseline random-weights,shuffled-tokens
 
 # The second pass is without the type hook, which torch.compile cannot trace.
 test: $(VENV)
 	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest -o addopts='--strict-markers --import-mode=importlib' -m 'unhooked and not slow'
+	$(BIN)/python -m pytest $(UNHOOKED) -m 'unhooked and not slow'
 
-test-all: $(VENV)
-	$(BIN)/python -m pytest -m 'not unhooked'
-	$(BIN)/python -m pytest -o addopts='--strict-markers --import-mode=importlib' -m unhooked
+test-slow: $(VENV)
+	$(BIN)/python -m pytest $(UNHOOKED) -m slow
+
+test-all: test test-slow
 
 check: $(VENV)
 	$(BIN)/ruff check .
@@ -41,3 +45,8 @@ check: $(VENV)
 
 bench: $(VENV)
 	$(BIN)/python -m benchmarks.exclusion --out results/exclusion
+	$(BIN)/python -m benchmarks.measure --out results/measure
+	$(BIN)/python -m benchmarks.peers --out results/peers
+
+census: $(VENV)
+	$(BIN)/python -m benchmarks.census --out results/census --table docs/models.md
