@@ -57,6 +57,8 @@ def assemble(
 ) -> Result:
     """Tables, arrays and manifest of finished passes."""
     main = series["main"]
+    if not main.layers:
+        raise ResultError(_no_attention(about["main"]["coverage"]))
     skipped = list(dict.fromkeys(x for n, c in series.items() for x in about[n]["skipped"] + c.skipped))
     manifest = {
         "kind": KIND,
@@ -78,6 +80,12 @@ def assemble(
     }
     arrays = {k: v for n, c in series.items() for k, v in histograms(n, c).items()}
     return Result(manifest, tables, arrays)
+
+
+def _no_attention(coverage: list[dict[str, Any]]) -> str:
+    reasons = [f"{row['module']}: {row['reason']}" for row in coverage if row["reason"]]
+    why = reasons[0] if reasons else "no module of it calls itself attention"
+    return f"the model ran, but no attention of it could be measured ({why})."
 
 
 def _about(one: Pass, folder: Path) -> dict[str, Any]:
