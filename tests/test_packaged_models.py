@@ -5,7 +5,7 @@ computes every measure in float64 from its definition, with the T x T matrices w
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from engines.command import call
 from outward.engines.direct import measure
+from outward.engines.work import threads
 from outward.measures.bias import DEFAULT
 from outward.sources.batches import batches
 from outward.sources.models import load_model
@@ -181,6 +182,13 @@ MODELS = ["minilm", pytest.param("smollm2", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums depend on how they are cut among threads."""
+    with threads(1):
+        yield
+
+
+@pytest.fixture(autouse=True)
 def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine may take so long that it is told: what else is on stderr would be too much."""
     monkeypatch.setattr("outward.cli.EVERY", float("inf"))
@@ -194,8 +202,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_command(name: str, text: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What `outward measure --json` says, on the threads that torch has here."""
-    sizes = {"length": LENGTH, "samples": WINDOWS, "batch": 1, "threads": torch.get_num_threads()}
+    """What `outward measure --json` says."""
+    sizes = {"length": LENGTH, "samples": WINDOWS, "batch": 1, "threads": 1}
     more = [x for option, n in sizes.items() for x in (f"--{option}", str(n))]
     assert call("measure", name, str(text), "--json", *more) == 0
     said = capsys.readouterr()
