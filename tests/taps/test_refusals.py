@@ -123,6 +123,24 @@ class HandmadeAttention(nn.Module):
         return (s - s.logsumexp(dim=-1, keepdim=True)).exp() @ x
 
 
+class BranchAttention(nn.Module):
+    """Weighs two branches of features against each other, as selective kernels do."""
+
+    branches = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.stack([x + n for n in range(self.branches)], dim=1)
+        return (x * torch.softmax(x.mean(dim=2, keepdim=True), dim=1)).sum(dim=1)
+
+
+class TurnedAttention(nn.Module):
+    """Self-attention with its keys on an axis before that of the queries, and a product by hand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = (x @ x.mT)[:, :, :, None]  # (batch, key, query, 1)
+        return (torch.softmax(s, dim=1) * x[:, :, None]).sum(dim=1)
+
+
 class IdleCrossAttention(nn.Module):
     """Cross-attention that was given nothing to attend to."""
 
@@ -137,6 +155,8 @@ REASONS: list[tuple[Any, tuple[Tensor, ...], str]] = [
     (AssignAttention(), (X, OTHER), "cross-attention (key is not the same states as the queries)"),
     (AssignAttention(), (X, X), "a softmax ran in it and was not seen to meet values"),
     (HandmadeAttention(), (X,), "a softmax ran in it that is written out by hand (logsumexp)"),
+    (BranchAttention(), (X,), "its softmax is no softmax over keys: it weighs branches"),
+    (TurnedAttention(), (X,), "a softmax ran in it and was not seen to meet values"),
     (IdleCrossAttention(), (X,), "cross-attention (IdleCrossAttention)"),
 ]
 

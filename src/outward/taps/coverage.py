@@ -6,7 +6,7 @@ from typing import Literal
 from torch import nn
 
 from outward.taps.crossing import crossing_by_name
-from outward.taps.functions import LOG_SUM_EXP, SOFTMAX
+from outward.taps.functions import BRANCHES, LOG_SUM_EXP, SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,10 @@ def _unknown(operations: set[str], lost: set[str]) -> str:
     if SOFTMAX in operations:
         where = f": its weights went into {', '.join(sorted(lost))}" if lost else ""
         return f"{NOT_FOLLOWED}{where}"
+    if BRANCHES in operations:
+        return (
+            "its softmax is no softmax over keys: it weighs branches, and there is no axis of queries"
+        )
     if LOG_SUM_EXP in operations:
         return (
             "a softmax ran in it that is written out by hand (logsumexp), which the taps do not follow"

@@ -44,7 +44,7 @@ def _named(*names: str) -> set[Any]:
     return {getattr(place, n) for place in (torch, Tensor, F) for n in names if hasattr(place, n)}
 
 
-SOFTMAX, LOG_SUM_EXP = "softmax", "log-sum-exp"
+SOFTMAX, LOG_SUM_EXP, BRANCHES = "softmax", "log-sum-exp", "softmax over branches"
 """Operations by which a module may mix tokens, as they are told to the listener."""
 _SOFTMAX = _named("softmax")
 _MATMUL = _named("matmul", "__matmul__", "bmm")
@@ -119,7 +119,8 @@ class WatchFunctions(TorchFunctionMode):
         result = func(*args, **kwargs)
         if self.follows_weights:
             if func in _MIXING:
-                self.listener.operation(_MIXING[func])
+                branches = func in _SOFTMAX and _weighs_branches(args, kwargs, result)
+                self.listener.operation(BRANCHES if branches else _MIXING[func])
             self._follow(func, args, kwargs, result)
         return result
 
@@ -146,7 +147,7 @@ class WatchFunctions(TorchFunctionMode):
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func in _SOFTMAX:
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            dim = _dim(args, kwargs)
             if result.ndim >= 3 and dim in (-1, -2, result.ndim - 1, result.ndim - 2):
                 self.weights[id(result)] = result
         elif self.weights:
@@ -190,6 +191,24 @@ def _spelt_out(letters: str, axes: int) -> str:
     """A term of an einsum with as many letters as axes: letters of our own in place of an ellipsis."""
     missing = axes - len(letters.replace("...", ""))
     return letters.replace("...", _OURS[len(_OURS) - missing :])
+
+
+def _dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return kwargs.get("dim", args[1] if len(args) > 1 else None)
+
+
+def _weighs_branches(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:
+    """Whether a softmax is over an axis that stands before others, none of them as long.
+
+    Weights of self-attention have an axis of queries as long as that of keys, or are by windows, and
+    then over the last axis or the one before.
+    """
+    dim = _dim(args, kwargs)
+    if not isinstance(dim, int) or not 0 < dim % result.ndim < result.ndim - 2:
+        return False
+    dim %= result.ndim
+    others = (n for axis, n in enumerate(result.shape) if axis not in (0, dim))
+    return result.shape[dim] not in others
 
 
 def _turned(named: tuple[Tensor, str], order: str) -> Tensor:
