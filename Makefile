@@ -25,7 +25,7 @@ $(VENV): requirements.lock pyproject.toml packaging/mend_torchvision.py
 	touch $@
 
 demo: $(VENV)
-	$(BIN)/outward measure smollm2 --length 256 --samples 32 --baseline random-weights,shuffled-tokens
+	$(BIN)/outward measure smollm2 --length 256 --samples 24 --batch 4 --baseline random-weights,shuffled-tokens
 
 # The second pass is without the type hook, which torch.compile cannot trace.
 test: $(VENV)

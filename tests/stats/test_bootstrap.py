@@ -68,11 +68,16 @@ def test_one_document_gives_no_interval() -> None:
     assert all(i.low is not None for i in bootstrap(x, np.array([4, 5]), as_it_is, seed=0))
 
 
-def test_documents_weigh_the_same_however_long() -> None:
-    x = np.array([[0.0], [0.0], [0.0], [1.0]])
-    (found,) = bootstrap(x, np.array([1, 1, 1, 2]), as_it_is, seed=0)
-    assert found.value == 0.5
-    assert found.value != x.mean()
+def test_documents_weigh_as_much_as_they_have_windows() -> None:
+    """Else the number in a table, a mean over tokens, could lie outside of its own interval."""
+    x = np.array([[0.0]] * 30 + [[1.0]])
+    documents = np.array([n // 10 for n in range(30)] + [3])
+    (found,) = bootstrap(x, documents, as_it_is, seed=0)
+    assert found.value == x.mean()
+    assert found.value != 0.25  # documents alike
+    assert found.low == 0
+    assert found.high is not None
+    assert 0.1 < found.high <= 3 / 13  # three times the short one, and once a long one
 
 
 def test_the_same_seed_gives_the_same_interval_in_blocks_of_any_size(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outward.attention.call import AttentionCall, own_slots, shown
 
-STEP = 32  # keys in a block of running sums
+STEP = 16  # keys in a block of running sums
 
 
 @dataclass(frozen=True, eq=False)

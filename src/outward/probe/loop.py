@@ -16,7 +16,6 @@ from outward.probe.tally import EMPTY, Chunk, LayerTally, tally
 from outward.sources.batch import Batch
 from outward.taps.capture import Capture, capture
 
-
 # NaN in v or y shows in the cosine; in q or k only in the weight: fused kernels may swallow it.
 _MUST_BE_FINITE = [PER_TOKEN.index(name) for name in ("self_weight", "self_similarity")]
 

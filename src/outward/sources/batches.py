@@ -66,7 +66,9 @@ def _length(source: Source, length: int | float | None, default: int | float) ->
     if length is None:
         return default if longest is None else min(default, longest)
     if longest is not None and length > longest:
-        raise SourceError(f"length {length:g}: {source.name} takes at most {longest}; give that or less.")
+        raise SourceError(
+            f"length {length:g}: {source.name} takes at most {longest}; give that or less."
+        )
     if length <= 0 or (source.kind == "text" and length != int(length)):
         raise SourceError(
             f"length {length:g}: it must be positive, and for text a whole number of tokens."

@@ -25,29 +25,34 @@ class Interval:
 def bootstrap(
     samples: Values, documents: NDArray[np.int64], statistic: Callable[[Values], Values], *, seed: int
 ) -> list[Interval]:
-    """Intervals of statistics of the mean over documents.
+    """Intervals of statistics of the mean over samples.
 
     samples: (sample, ...), means of single windows; documents: the number of each one's document.
-    Whole documents are drawn, never windows of one text: those resemble each other. `statistic` takes
-    means (draw, ...) to numbers (draw, statistics).
+    Whole documents are drawn, never windows of one text: those resemble each other. A document weighs
+    as much as it has windows, in the mean and in every draw. `statistic` takes means (draw, ...) to
+    numbers (draw, statistics).
     """
-    per_document = _document_means(samples, documents)
-    value = statistic(per_document.mean(axis=0)[None])[0]
-    n = len(per_document)
-    if n < 2:
+    value = statistic(samples.mean(axis=0)[None])[0]
+    totals, counts = _by_document(samples, documents)
+    if len(counts) < 2:
         return [Interval(float(x), None, None) for x in value]
-    drawn = statistic(_redrawn(per_document, seed))
+    drawn = statistic(_redrawn(totals, counts, seed))
     return [_interval(float(x), draws) for x, draws in zip(value, drawn.T, strict=True)]
 
 
-def _redrawn(per_document: Values, seed: int) -> Values:
-    """The mean over documents, DRAWS times over documents drawn with replacement."""
-    n = len(per_document)
+def _redrawn(totals: Values, counts: Values, seed: int) -> Values:
+    """The mean over samples, DRAWS times over documents drawn with replacement."""
+    n = len(counts)
     random = np.random.default_rng(seed)
     step = max(1, WEIGHTS // n)
     sizes = [min(step, DRAWS - i) for i in range(0, DRAWS, step)]
-    drawn = (random.multinomial(n, np.full(n, 1 / n), size=size) / n for size in sizes)
-    return np.concatenate([np.tensordot(weights, per_document, axes=1) for weights in drawn])
+    drawn = (random.multinomial(n, np.full(n, 1 / n), size=size) for size in sizes)
+    return np.concatenate([_weighted(weights, totals, counts) for weights in drawn])
+
+
+def _weighted(weights: NDArray[np.int64], totals: Values, counts: Values) -> Values:
+    many = (weights @ counts).reshape(-1, *(1,) * (totals.ndim - 1))
+    return np.tensordot(weights, totals, axes=1) / many
 
 
 def _interval(value: float, draws: Values) -> Interval:
@@ -58,12 +63,12 @@ def _interval(value: float, draws: Values) -> Interval:
     return Interval(value, float(low), float(high))
 
 
-def _document_means(samples: Values, documents: NDArray[np.int64]) -> Values:
+def _by_document(samples: Values, documents: NDArray[np.int64]) -> tuple[Values, Values]:
+    """(sums, counts) of the samples of each document."""
     _, number = np.unique(documents, return_inverse=True)
-    total = np.zeros((number.max() + 1, *samples.shape[1:]))
-    np.add.at(total, number, samples)
-    count = np.bincount(number).reshape(-1, *(1,) * (samples.ndim - 1))
-    return total / count
+    totals = np.zeros((number.max() + 1, *samples.shape[1:]))
+    np.add.at(totals, number, samples)
+    return totals, np.bincount(number).astype(np.float64)
 
 
 TREND = ("last_minus_first", "spearman", "depth_of_minimum", "curvature")
