@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from engines.command import begun, call, ended, environment, options, texts, tiny
-from outward.cli import Condition, Told, UsageError
+from outward.cli.options import Condition, UsageError
+from outward.cli.progress import Told
 from outward.measures.bias import DEFAULT
 from outward.run import load
 
@@ -87,7 +88,7 @@ def test_the_table_has_what_was_asked_for(tmp_path: Path, capsys: Said) -> None:
 
 
 def test_progress_goes_to_stderr(tmp_path: Path, capsys: Said, monkeypatch: PATCHES) -> None:
-    monkeypatch.setattr("outward.cli.EVERY", -1.0)  # a line for each chunk
+    monkeypatch.setattr("outward.cli.progress.EVERY", -1.0)  # a line for each chunk
     assert call(*options(tmp_path, "--json")) == 0
     said = capsys.readouterr()
     document(said.out)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines.command import begun, call, ended, finished_chunks, options, profile_bytes, stuck, waiting
-from outward.cli import STOPPED, Stop
+from outward.cli.main import STOPPED, Stop
 
 SAID = "outward: stopped; what is finished is kept where --out was given, and --resume goes on with it"
 

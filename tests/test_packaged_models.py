@@ -191,7 +191,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine may take so long that it is told: what else is on stderr would be too much."""
-    monkeypatch.setattr("outward.cli.EVERY", float("inf"))
+    monkeypatch.setattr("outward.cli.progress.EVERY", float("inf"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,10 @@
+"""The command line: parses, calls, prints.
+
+main.py       the commands, and what becomes of errors and signals
+measuring.py  outward measure, outward merge
+options.py    what options say
+progress.py   windows done, rate and time left
+printing.py   results to stdout, everything else to stderr
+"""
+
+from outward.cli.main import main as main

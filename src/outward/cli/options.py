@@ -1,0 +1,87 @@
+"""What options say: conditions, numbers, ranges, names of measures."""
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class UsageError(Exception):
+    """An option that makes no sense; exits with USAGE."""
+
+
+def as_usage(make: Callable[[], T]) -> T:
+    """What make() makes; what is wrong with the options it was made from is a UsageError."""
+    from outward.results import ResultError
+
+    try:
+        return make()
+    except ResultError as error:
+        raise UsageError(str(error)) from error
+
+
+class Condition:
+    """MEASURE>NUMBER or MEASURE<NUMBER, of any layer, or of those that @layer names."""
+
+    FORM = re.compile(r"(\w+)(>=|<=|>|<)([-+.\deE]+)(?:@layer(>=|<=|==|>|<)(\d+))?")
+
+    def __init__(self, text: str) -> None:
+        found = self.FORM.fullmatch(text.replace(" ", ""))
+        if not found:
+            raise UsageError(
+                f"--fail-if {text}: it is MEASURE>NUMBER or MEASURE<NUMBER (also >=, <=), and then "
+                "@layer>=N (also <=, ==, >, <) if it is of some layers only, as in "
+                "'self_similarity>0.6@layer>=20'."
+            )
+        self.text = text
+        self.measure, self.sign, number, self.layer_sign, layer = found.groups()
+        known_measures(self.measure)
+        try:
+            self.number = float(number)
+        except ValueError:
+            raise UsageError(f"--fail-if {text}: {number} is no number.") from None
+        self.layer = int(layer or 0)
+
+    def holds(self, layers: list[dict[str, Any]]) -> bool:
+        """Whether it is true of one of the layers."""
+        return any(
+            _compare(x[self.measure], self.sign, self.number)
+            for x in layers
+            if x.get(self.measure) is not None
+            and (self.layer_sign is None or _compare(x["layer"], self.layer_sign, self.layer))
+        )
+
+
+def _compare(a: int | float, sign: str, b: int | float) -> bool:
+    return {">": a > b, "<": a < b, ">=": a >= b, "<=": a <= b, "==": a == b}[sign]
+
+
+def known_measures(text: str) -> tuple[str, ...]:
+    from outward.engines.plan import asked_for
+
+    names = tuple(x.strip() for x in text.split(",") if x.strip())
+    as_usage(lambda: asked_for(names))
+    return names
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(x) for x in text.split(",") if x.strip()))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text}: it is whole numbers with commas, as in 64,128,256."
+        ) from None
+
+
+def ranges(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match:
+            raise UsageError(f"--layers {text}: it is numbers and ranges with commas, as in 0-5,11.")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise UsageError(f"--layers {part}: it ends before it begins; give {last}-{first}.")
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))

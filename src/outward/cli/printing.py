@@ -1,0 +1,86 @@
+"""Results go to stdout, everything else to stderr."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from outward.cli.options import Condition, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outward.run import Run
+
+DONE, FAILED, USAGE, PARTIAL, CONDITION = 0, 1, 2, 3, 4
+
+
+def print_run(
+    run: "Run",
+    *,
+    json: bool,
+    shown: tuple[str, ...],
+    conditions: list["Condition"],
+    kept: bool,
+) -> int:
+    from outward.report.terminal import show
+    from outward.results import as_json
+
+    document = {**run.document, "run": str(run.path) if kept else None}
+    _refuse_missing((*shown, *(c.measure for c in conditions)), run)
+    true = [c.text for c in conditions if c.holds(document["layers"])]
+    if json:
+        _result(as_json(document))
+    else:
+        wide = None if sys.stdout.isatty() else 120
+        show(document, run.reading, _console(width=wide), shown)
+        if kept:
+            _result(f"kept in {run.path}")
+    for text in true:
+        say(f"--fail-if {text}: it is true")
+    if true:
+        return CONDITION
+    return PARTIAL if run.manifest["failed"] or run.manifest["skipped"] else DONE
+
+
+def _refuse_missing(measures: tuple[str, ...], run: "Run") -> None:
+    """A run has the optional measures that it was begun with: of others nothing can be said."""
+    missing = [n for n in measures if n not in run.manifest["measures"]]
+    if missing:
+        raise UsageError(
+            f"{run.path} holds no {', '.join(missing)}: measures that cost extra must be named "
+            "when a run begins; measure again, with --measures."
+        )
+
+
+def print_rows(rows: list[dict[str, Any]], json: bool) -> int:
+    from rich.table import Table
+
+    from outward.results import as_json
+
+    if json:
+        _result(as_json(rows))
+        return DONE
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(str(x) for x in row.values()))
+    _console(markup=False).print(table)
+    return DONE
+
+
+def _console(**options: Any) -> "Console":
+    """Of stdout; where that is closed, rich would end the process as if it had failed."""
+    from rich.console import Console
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Piped(highlight=False, **options)
+
+
+def _result(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def say(message: str) -> None:
+    sys.stderr.write(f"outward: {message}\n")
+    sys.stderr.flush()
