@@ -79,7 +79,7 @@ def candidates(model: nn.Module, batch: Batch) -> dict[str, Callable[[], object]
 
 def price(quick: bool) -> Iterator[Row]:
     """All default measures, over the plain forward pass of the same model without a head."""
-    rounds = 3 if quick else 9
+    rounds = 3 if quick else 5
     for name, dtype in DTYPES.items():
         model = gpt2(dtype, quick=quick)
         for batch, tokens in ((2, 64),) if quick else SHAPES:
@@ -87,7 +87,10 @@ def price(quick: bool) -> Iterator[Row]:
             times = interleaved(candidates(model, given), rounds=rounds, warmup=1)
             row: Row = {"dtype": name, "batch": f"{batch} x {tokens}"}
             row |= {k: ratio(times, k, "plain") for k in KERNELS}
-            row |= {f"{k}: direct share": direct_share(model, given, k, rounds=3) for k in KERNELS}
+            row |= {
+                f"{k}: direct share": direct_share(model, given, k, rounds=1 if quick else 3)
+                for k in KERNELS
+            }
             yield row | {"plain, s": median(times["plain"])}
 
 
@@ -113,7 +116,7 @@ def head(quick: bool) -> Iterator[Row]:
             given = batch_of(batch, tokens)
             runs: dict[str, Callable[[], object]] = {"plain": partial(forward, model, given)}
             runs |= {k: partial(measured, model.transformer, given, k) for k in KERNELS}  # type: ignore[arg-type]
-            times = interleaved(runs, rounds=3 if quick else 7, warmup=1)
+            times = interleaved(runs, rounds=3, warmup=1)
             row: Row = {"dtype": name, "batch": f"{batch} x {tokens}"}
             row |= {k: ratio(times, k, "plain") for k in KERNELS}
             yield row | {"plain with head, s": median(times["plain"])}
@@ -126,7 +129,7 @@ def padded(quick: bool) -> Iterator[Row]:
         batch, tokens = (2, 64) if quick else (8, 512)
         lengths = [tokens - n * tokens // (2 * batch) for n in range(batch)]
         given = batch_of(batch, tokens, lengths)
-        times = interleaved(candidates(model, given), rounds=3 if quick else 7, warmup=1)
+        times = interleaved(candidates(model, given), rounds=3, warmup=1)
         row: Row = {"dtype": name, "lengths": f"{min(lengths)} to {tokens}, {batch} rows"}
         yield row | {k: ratio(times, k, "plain") for k in KERNELS}
 
@@ -135,7 +138,7 @@ def optional(quick: bool) -> Iterator[Row]:
     """What each optional measure adds, over the plain forward pass."""
     for name, dtype in DTYPES.items():
         model = gpt2(dtype, quick=quick)
-        for batch, tokens in ((2, 64),) if quick else SHAPES:
+        for batch, tokens in ((2, 64),) if quick else SHAPES[:1]:
             given = batch_of(batch, tokens)
             runs: dict[str, Callable[[], object]] = {"plain": partial(forward, model, given)}
             runs["default"] = partial(measured, model, given, "native")
@@ -154,10 +157,13 @@ def growth(quick: bool) -> Iterator[Row]:
     model = gpt2(torch.float32, quick=quick, tokens=max(lengths))
     for tokens in lengths:
         given = batch_of(1, tokens)
-        rounds = 3 if quick or tokens > 2048 else 7
+        rounds = 3 if quick or tokens > 1024 else 5
         times = interleaved(candidates(model, given), rounds=rounds, warmup=1)
         row: Row = {"tokens": tokens} | {k: ratio(times, k, "plain") for k in KERNELS}
-        row |= {f"{k}: direct share": direct_share(model, given, k, rounds=3) for k in KERNELS}
+        row |= {
+            f"{k}: direct share": direct_share(model, given, k, rounds=1 if quick else 3)
+            for k in KERNELS
+        }
         yield row | {"plain, s": median(times["plain"])}
 
 
