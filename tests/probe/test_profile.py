@@ -238,3 +238,25 @@ def test_nan_that_the_attention_kernel_swallows_is_found(kernel: str) -> None:
         broken.layers[1].self_attn.q_proj.weight[3] = torch.nan
     with pytest.raises(ValueError, match=r"NaN or infinity comes out of layers\.1\.self_attn"):
         measure(broken, batches(LENGTHS, 3), verify=False, kernel=kernel)
+
+
+class Unmasked(nn.Module):
+    """Attention that is told of no padding: only the batch knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(q, q, q)
+
+
+@pytest.mark.parametrize("kernel", ["torch", "native"])
+def test_the_padding_of_a_bad_window_is_not_that_of_the_next(kernel: str) -> None:
+    x = torch.randn(2, 13, 6)
+    valid = torch.arange(13) < torch.tensor([[5], [11]])
+    alone = Batch((x[1:],), {}, ["b"], [0], valid=valid[1:])
+    x[0, 2] = torch.nan
+    both = Batch((x,), {}, ["a", "b"], [0, 0], valid=valid)
+    found, exact = (
+        measure(Unmasked(), [b], verify=False, kernel=kernel).profile for b in (both, alone)
+    )
+    assert found["n"].max() == 11
+    assert (found["mean"] - exact["mean"]).abs().max() == 0

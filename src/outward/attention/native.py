@@ -3,6 +3,7 @@
 Nothing but time depends on it: whatever is computed so is computed by torch too, and tested to agree.
 """
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -43,9 +44,10 @@ def library(source: Path, *flags: str) -> ctypes.CDLL:
             f"there is no C++ compiler (CXX, {', '.join(COMPILERS)}); install one, g++ say"
         )
     file = _folder() / f"{source.stem}-{_digest(found, source, flags)}.so"
-    if not file.is_file():
-        _compile(found, source, flags, file)
-    return ctypes.CDLL(str(file))
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError:  # it is not there, or damaged
+        return _compile(found, source, flags, file)
 
 
 def compiler() -> str | None:
@@ -67,7 +69,10 @@ def _folder() -> Path:
 
 @cache
 def _temporary() -> str:
-    return tempfile.mkdtemp(prefix="outward-")
+    """Where no cache can be kept: gone with the process."""
+    folder = tempfile.mkdtemp(prefix="outward-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _digest(found: str, source: Path, flags: tuple[str, ...]) -> str:
@@ -85,16 +90,20 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(kept)) or f"{platform.machine()} {platform.processor()}"
 
 
-def _compile(found: str, source: Path, flags: tuple[str, ...], file: Path) -> None:
+def _compile(found: str, source: Path, flags: tuple[str, ...], file: Path) -> ctypes.CDLL:
+    """Kept only if it can be loaded."""
     handle, name = tempfile.mkstemp(dir=file.parent, suffix=".so")
     os.close(handle)
     command = [found, *FLAGS, *flags, str(source), "-o", name]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
+    try:
+        loaded = ctypes.CDLL(name)
+    except OSError as error:
         Path(name).unlink()
-        first = next(iter(made.stderr.splitlines()), f"{found} failed")
-        raise NoCompilerError(f"{found} could not compile {source.name}: {first}")
+        first = next(iter(made.stderr.splitlines()), str(error))
+        raise NoCompilerError(f"{found} could not compile {source.name}: {first}") from error
     os.replace(name, file)
+    return loaded
 
 
 def in_parts(function: Callable[..., None], argument: ctypes.Structure, parts: int) -> None:

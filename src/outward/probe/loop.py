@@ -83,6 +83,7 @@ class Probe:
     def _measure(self, batch: Batch) -> Chunk:
         self._layers, self._windows = [], len(batch.documents)
         self.calls.valid = batch.valid
+        self._seen.clear()  # of a batch that failed, with other padding
         with torch.no_grad():
             self.run(batch)
         self._seen.clear()
@@ -105,14 +106,7 @@ class Probe:
     def _visible(self, call: AttentionCall) -> Visible:
         """Layers share masks: each is read once in a forward pass."""
         for other, see in self._seen:
-            same = call.mask is other.mask and call.causal == other.causal
-            shapes = call.y.shape[2] == other.y.shape[2] and call.v.shape[2] == other.v.shape[2]
-            if (
-                same
-                and shapes
-                and call.y.shape[0] == other.y.shape[0]
-                and call.self_key is other.self_key
-            ):
+            if _sees_alike(call, other):
                 return see
         see = visible(call)
         self._seen.append((call, see))
@@ -125,6 +119,15 @@ class Probe:
         for part in parts[1:]:
             whole = whole.merge(part)
         return whole
+
+
+def _sees_alike(a: AttentionCall, b: AttentionCall) -> bool:
+    """Whether two calls of one forward pass have the same mask, tokens and padding."""
+    shapes = [(x.y.shape[0], x.y.shape[2], x.v.shape[2], x.causal) for x in (a, b)]
+    same = a.mask is b.mask and a.self_key is b.self_key and shapes[0] == shapes[1]
+    if not same or a.valid is b.valid:
+        return same
+    return a.valid is not None and b.valid is not None and torch.equal(a.valid, b.valid)
 
 
 def row(batch: Batch, i: int) -> Batch:
