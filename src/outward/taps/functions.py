@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from outward.taps.crossing import same_tokens
-from outward.taps.kernels import FusedCall, attend
+from outward.taps.kernels import FUSED, FusedCall, attend
 
 
 @runtime_checkable
@@ -110,7 +110,7 @@ class WatchFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.listener.is_listening():
             return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
+        if func is FUSED:
             call = attend(*args, **kwargs)
             self.listener.fused_call(call, crossing=None, added_keys=False)
             return call.y

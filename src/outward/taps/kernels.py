@@ -25,6 +25,9 @@ class FusedCall:
     dropout: float = 0.0
 
 
+FUSED = F.scaled_dot_product_attention
+"""torch's own, as modes are told of it. Another thread may put another function in its name's place."""
+
 # Each returns (output, log-sum-exp, ...). The last one leaves it out unless asked.
 _WITH_LSE = (
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -64,7 +67,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    function: Callable[..., Tensor] = F.scaled_dot_product_attention,
+    function: Callable[..., Tensor] = FUSED,
 ) -> FusedCall:
     """Run torch's attention as it was called, and keep what it was called with."""
     with _KeepLse() as kept:
@@ -88,7 +91,7 @@ class WatchFused(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is not F.scaled_dot_product_attention:
+        if func is not FUSED:
             return func(*args, **(kwargs or {}))
         call = attend(*args, **(kwargs or {}))
         self.observe(call)
