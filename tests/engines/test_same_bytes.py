@@ -6,8 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from engines.command import (
+    WAITS,
     begun,
     call,
     ended,
@@ -16,6 +18,7 @@ from engines.command import (
     profile_bytes,
     rows,
     stuck,
+    tiny,
     waiting,
 )
 from outward.results import read_manifest
@@ -104,6 +107,51 @@ def test_a_shard_that_is_missing_is_missed(tmp_path: Path, capsys: pytest.Captur
         assert said in capsys.readouterr().err
     assert call(*third) == 0
     assert call("merge", str(tmp_path)) == 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "function"])
+@pytest.mark.parametrize("more", [("--shard", "2/2"), ("--resume",)], ids=" ".join)
+def test_a_model_that_changed_is_not_gone_on_with(
+    kind: str, more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, changed = own_model(kind, tmp_path)
+    args = options(tmp_path / "run", model=model)
+    assert call(*args, "--shard", "1/2") == 0
+    before = changed.read_bytes()
+    if kind == "function":
+        changed.write_bytes(before + b"# other\n")
+    else:
+        save_file({k: 2 * v for k, v in load_file(changed).items()}, changed, {"format": "pt"})
+    assert call(*args, *more) == 1
+    assert "was begun with another state of model" in capsys.readouterr().err
+    changed.write_bytes(before)
+    assert call(*args, *more) == 0  # or the refusal would say little
+
+
+def own_model(kind: str, folder: Path) -> tuple[str, Path]:
+    """The name of a model, and the file that makes it what it is."""
+    shutil.copytree(tiny(), folder / "tiny")
+    if kind == "folder":
+        return str(folder / "tiny"), folder / "tiny" / "model.safetensors"
+    (folder / "own.py").write_text(WAITS.format(folder=str(folder / "tiny")))
+    return f"{folder / 'own.py'}:model", folder / "own.py"
+
+
+def test_a_model_that_only_loading_tells_apart_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("outward.engines.work.local_identity", lambda name: None)  # as of a hub
+    model, changed = own_model("folder", tmp_path)
+    second, first = (options(tmp_path / "run", "--shard", f"{n}/2", model=model) for n in (2, 1))
+    assert call(*first) == 0
+    before = changed.read_bytes()
+    save_file({k: 2 * v for k, v in load_file(changed).items()}, changed, {"format": "pt"})
+    assert call(*second) == 1
+    said = capsys.readouterr().err
+    assert f"was begun with another model named {model} (its weights_sha256 differ)" in said
+    changed.write_bytes(before)
+    assert call(*second) == 0
+    assert call("merge", str(tmp_path / "run")) == 0
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

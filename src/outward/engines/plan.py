@@ -20,6 +20,8 @@ CHUNK = 4
 """Batches in a chunk, whatever the number of workers: what is done again when a worker dies."""
 KIND = "measure"
 PLAN = "plan.json"
+MODEL = "model."
+"""How files in chunks/ begin that say which model was loaded."""
 KERNELS = ("auto", "native", "torch")
 BASELINES = ("random-weights", "shuffled-tokens")
 
@@ -130,8 +132,8 @@ def chunks(plan: Plan, one: Pass, source: Source, skipped: list[str]) -> Iterato
 def begin(plan: Plan, out: Path, *, resume: bool, shared: bool, facts: dict[str, Any]) -> None:
     """Write the plan down, or see that the one that is there is the same.
 
-    facts: what else must agree for the same bytes to come out: versions, the data's hash. shared:
-    other workers may have begun already; otherwise going on must be asked for.
+    facts: what else must agree for the same bytes to come out: versions, hashes of model and data.
+    shared: other workers may have begun already; otherwise going on must be asked for.
     """
     claim(out, KIND)
     written = json.loads(as_json({"plan": asdict(plan), **facts}))
@@ -146,8 +148,10 @@ def begin(plan: Plan, out: Path, *, resume: bool, shared: bool, facts: dict[str,
         names = [k for k in written if found.get(k) != written[k]]
         inner = [k for k in written["plan"] if found.get("plan", {}).get(k) != written["plan"][k]]
         raise ResultError(
-            f"{out} was begun with other options ({', '.join(inner or names)}); give the same, or "
-            "another --out."
+            f"{out} was begun with other options ({', '.join(inner)}); give the same, or another --out."
+            if inner
+            else f"{out} was begun with another state of {' and '.join(names)}: what that names has "
+            "changed since; bring it back, or give another --out."
         )
     if not (resume or shared):
         raise ResultError(f"{out} was begun and not finished: --resume goes on with it.")
@@ -155,8 +159,10 @@ def begin(plan: Plan, out: Path, *, resume: bool, shared: bool, facts: dict[str,
 
 def abandon(out: Path) -> None:
     """Take the plan back where nothing came of it: a slip in the options is no run to go on with."""
-    if not any((out / "chunks").glob("*")):
-        (out / PLAN).unlink(missing_ok=True)
+    found = list((out / "chunks").glob("*"))
+    if all(file.name.startswith(MODEL) for file in found):
+        for file in (*found, out / PLAN):
+            file.unlink(missing_ok=True)
 
 
 def read_plan(out: Path) -> tuple[Plan, dict[str, Any]]:

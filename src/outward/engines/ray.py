@@ -18,6 +18,7 @@ from outward.engines.work import (
     Progress,
     Watched,
     about_file,
+    agree,
     chunk_file,
     keep,
     kernel_of,
@@ -101,13 +102,14 @@ def work(
     """All chunks that are not done yet; the names of those that failed."""
     ray = require("ray", extra="cluster", user="--engine ray")
     source = load(plan, passes(plan)[0])
+    folder = out / "chunks"
+    folder.mkdir(parents=True, exist_ok=True)
+    agree(folder, source.identity)
     refuse_lengths(plan, source)
     began = not ray.is_initialized()
     if began:
         _start(ray, address)
     try:
-        folder = out / "chunks"
-        folder.mkdir(parents=True, exist_ok=True)
         number = _workers(ray, plan, workers)
         failed: list[str] = []
         for one in passes(plan):

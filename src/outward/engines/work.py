@@ -1,5 +1,6 @@
 """The work of one worker: its share of the chunks of every pass, each kept as soon as it is done."""
 
+import hashlib
 import platform
 import sys
 import time
@@ -16,18 +17,19 @@ import transformers
 from torch import nn
 
 import outward
-from outward.engines.plan import Pass, Plan, chunks, load, passes
+from outward.engines.plan import MODEL, Pass, Plan, chunks, load, passes
 from outward.environment import cores
 from outward.measures import native
 from outward.measures.bias import Kernel
 from outward.probe.chunks import pack
 from outward.probe.loop import Probe, coverage_of, row
 from outward.probe.tally import Chunk
-from outward.results import ResultError, as_json, write_file
+from outward.results import ResultError, as_json, read_json, write_file
 from outward.sources.batch import Batch
 from outward.sources.errors import first_line
+from outward.sources.models import local_identity
 from outward.sources.provenance import NOTES, fingerprint
-from outward.sources.source import Source
+from outward.sources.source import Identity, Source
 from outward.taps.proof import prove
 
 Progress = Callable[[str, int, int], None]
@@ -55,6 +57,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "machine": platform.machine(),
         "threads": threads_of(plan),
         "kernel": kernel_of(plan.kernel),
+        "model": local_identity(plan.model),
         "data": {"data": plan.data, "sha256": None if plan.data is None else fingerprint(plan.data)},
     }
 
@@ -95,11 +98,36 @@ def work(plan: Plan, share: Share, out: Path, *, verify: bool, progress: Progres
         for one in passes(plan):
             if source is None:
                 source = load(plan, one)
+                agree(folder, source.identity)
                 refuse_lengths(plan, source)
             elif one.random_weights:
                 source = load(plan, one)
             failed += _pass(plan, one, source, share, folder, verify, progress)
     return failed
+
+
+def agree(folder: Path, identity: Identity) -> None:
+    """See that every worker of a run has loaded the same model: of a hub, only loading tells which.
+
+    Each writes down its own under a name that depends on it, and looks for others afterwards: of two
+    that begin at the same time, one at least sees both.
+    """
+    document = as_json(identity).encode()
+    own = folder / f"{MODEL}{hashlib.sha256(document).hexdigest()[:16]}.json"
+    was_there = own.is_file()
+    if not was_there:
+        write_file(own, document)
+    others = [file for file in folder.glob(f"{MODEL}*.json") if file != own]
+    if not others:
+        return
+    if not was_there:
+        own.unlink()
+    found = read_json(others[0])
+    differing = [k for k in identity if found.get(k) != identity[k]]
+    raise ResultError(
+        f"{folder.parent} was begun with another model named {identity['id']} (its "
+        f"{', '.join(differing)} differ): give back the same, or another --out."
+    )
 
 
 def refuse_lengths(plan: Plan, source: Source) -> None:

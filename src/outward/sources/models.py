@@ -2,17 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from outward.sources.checkpoints import load_demo, load_folder, load_gguf, load_repository
+from outward.sources import hub
+from outward.sources.checkpoints import (
+    PICKLES,
+    load_demo,
+    load_folder,
+    load_gguf,
+    load_repository,
+)
 from outward.sources.errors import SourceError, first_line
+from outward.sources.files import digest
 from outward.sources.functions import load_function
-from outward.sources.source import Identity, Loaded, Options, Source, kind_of
+from outward.sources.source import (
+    Identity,
+    Loaded,
+    Options,
+    Source,
+    kind_of,
+    weights_identity,
+)
 from outward.sources.vision_models import load_open_clip, load_timm
 
+WEIGHTS = ("*.safetensors", *PICKLES)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NAMES = (
     "smollm2, minilm, ORG/NAME[@REVISION], a model's folder, FILE.gguf, timm/NAME, "
@@ -51,6 +68,22 @@ def load_model(
     )
 
 
+def local_identity(name: str) -> Identity | None:
+    """What tells a local model's files from others, before it is loaded; None of what is not local."""
+    path = Path(name).expanduser()
+    if ".py:" in name:
+        file = Path(name.rpartition(":")[0]).expanduser()
+        return {"code_sha256": digest([(file.name, file)])} if file.is_file() else None
+    if path.is_dir():
+        return weights_identity([p for p in path.iterdir() if p.is_file() and _is_read(p.name)])
+    return weights_identity([path]) if path.suffix == ".gguf" and path.is_file() else None
+
+
+def _is_read(name: str) -> bool:
+    """Of a model's folder: its weights, its config, its tokenizer."""
+    return any(fnmatch(name, pattern) for pattern in (*hub.SMALL_FILES, *WEIGHTS))
+
+
 def _loader(name: str) -> Callable[[Options], Loaded]:
     """The loader that a name asks for."""
     path = Path(name).expanduser()
@@ -87,11 +120,14 @@ def _device(device: str) -> torch.device:
     if device == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.device(device)
+        place = torch.device(device)
     except RuntimeError as error:
         raise SourceError(
             f"device {device!r} is none that torch knows; give auto, cpu or cuda."
         ) from error
+    if place.type == "meta":
+        raise SourceError("device 'meta' holds no numbers to measure; give auto, cpu or cuda.")
+    return place
 
 
 def _move(name: str, loaded: Loaded, device: torch.device, dtype: str) -> None:
