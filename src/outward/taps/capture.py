@@ -171,14 +171,15 @@ class Capture(Sequence[AttentionCall]):
         run = self._running[-1]
         self._emit(run, "torch", crossing, partial(from_fused, call, run.module, added_keys))
 
-    def product(self, weights: Tensor, v: Tensor, y: Tensor) -> None:
+    def product(self, weights: Tensor, v: Tensor, y: Tensor, *, dropped: bool) -> None:
         """Tier 3."""
         run = self._running[-1]
+        given = (*run.args, *run.kwargs.values())
         self._emit(
             run,
             "softmax",
             None,
-            partial(from_product, weights, v, y, run.module, (*run.args, *run.kwargs.values())),
+            partial(from_product, weights, v, y, run.module, given, dropped=dropped),
         )
 
     def operation(self, name: str) -> None:
@@ -209,6 +210,8 @@ class Capture(Sequence[AttentionCall]):
             self._seen.refused[run.name] = str(error)
             return
         self._seen.tiers[run.name] = tier
+        if tier == "softmax" and found["mask"] is not None:
+            self._seen.inferred.add(run.name)
         layer = self._layers.setdefault((run.name, run.nth), len(self._layers))
         valid = self._valid(run.name, found["y"])
         call = AttentionCall(layer=layer, module=run.name, tier=tier, valid=valid, **found)

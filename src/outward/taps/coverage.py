@@ -11,7 +11,7 @@ from outward.taps.functions import BRANCHES, LOG_SUM_EXP, SOFTMAX
 
 @dataclass(frozen=True)
 class ModuleCoverage:
-    """What became of one attention module."""
+    """What became of one attention module; of a captured one, `reason` is how its mask was inferred."""
 
     module: str
     kind: str
@@ -26,6 +26,7 @@ class Seen:
 
     called: set[str] = field(default_factory=set)
     tiers: dict[str, str] = field(default_factory=dict)
+    inferred: set[str] = field(default_factory=set)  # their masks, from weights
     refused: dict[str, str] = field(default_factory=dict)
     operations: dict[str, set[str]] = field(default_factory=dict)
     lost: dict[str, set[str]] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Seen:
     gates: set[str] = field(default_factory=set)  # they return weights, of the shape of their input
 
 
+MASK_INFERRED = "no mask was seen: keys without weight in every head count as hidden"
 NOT_FOLLOWED = "a softmax ran in it and was not seen to meet values"
 
 
@@ -43,7 +45,8 @@ def coverage(model: nn.Module, seen: Seen) -> list[ModuleCoverage]:
     rows = []
     for name in named:
         if name in seen.tiers:
-            rows.append(ModuleCoverage(name, named[name], "captured", seen.tiers[name]))
+            how = MASK_INFERRED if name in seen.inferred else None
+            rows.append(ModuleCoverage(name, named[name], "captured", seen.tiers[name], how))
         elif name in seen.refused:
             rows.append(ModuleCoverage(name, named[name], "refused", None, seen.refused[name]))
         elif name in attention and not _stands_for_another(name, attention, seen):

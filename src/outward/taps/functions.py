@@ -29,8 +29,8 @@ class Listener(Protocol):
     def fused_call(self, call: FusedCall, *, crossing: str | None, added_keys: bool) -> None:
         """Told of a call of torch's attention."""
 
-    def product(self, weights: Tensor, v: Tensor, y: Tensor) -> None:
-        """Told of weights times values."""
+    def product(self, weights: Tensor, v: Tensor, y: Tensor, *, dropped: bool) -> None:
+        """Told of weights times values, and whether some of the weights were dropped at random."""
 
     def operation(self, name: str) -> None:
         """Told that the running module mixes tokens by this, for the reason of a refusal."""
@@ -48,11 +48,12 @@ SOFTMAX, LOG_SUM_EXP, BRANCHES = "softmax", "log-sum-exp", "softmax over branche
 """Operations by which a module may mix tokens, as they are told to the listener."""
 _SOFTMAX = _named("softmax")
 _MATMUL = _named("matmul", "__matmul__", "bmm")
+_DROPOUT = _named("dropout", "dropout_", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
 _ADD = _named("add", "__add__", "__radd__", "add_", "__iadd__")
 # What may stand between a softmax and its product without being anything but weights.
 _KEEP = (
-    _named(
-        "dropout",
+    _DROPOUT
+    | _named(
         "mul",
         "mul_",
         "multiply",
@@ -99,10 +100,12 @@ class WatchFunctions(TorchFunctionMode):
         self.follows_weights = weights
         # Kept alive until the module returns, so that no other tensor gets the same id.
         self.weights: dict[int, Tensor] = {}
+        self.dropped: set[int] = set()  # of these, what a dropout in training made
 
     def forget(self) -> None:
         """The module has returned: its weights go nowhere any more."""
         self.weights.clear()
+        self.dropped.clear()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -159,15 +162,20 @@ class WatchFunctions(TorchFunctionMode):
                 self._einsum(args, result)
             elif any(tagged) and isinstance(result, Tensor) and result.ndim >= 3:
                 if func in _KEEP or (func in _ADD and all(tagged)):
-                    self.weights[id(result)] = result
+                    self._keep(given, result, _drops(func, args, kwargs))
                 else:
                     self.listener.lost(func.__name__)
 
+    def _keep(self, given: list[Tensor], result: Tensor, drops: bool) -> None:
+        self.weights[id(result)] = result
+        if drops or any(id(x) in self.dropped for x in given):
+            self.dropped.add(id(result))
+
     def _matmul(self, a: Tensor, b: Tensor, y: Tensor) -> None:
         if id(a) in self.weights and id(b) not in self.weights:
-            self.listener.product(a, b, y)
+            self.listener.product(a, b, y, dropped=id(a) in self.dropped)
         elif id(b) in self.weights and id(a) not in self.weights:  # (weights^T) from the right
-            self.listener.product(b.mT, a.mT, y.mT)
+            self.listener.product(b.mT, a.mT, y.mT, dropped=id(b) in self.dropped)
 
     def _einsum(self, args: tuple[Any, ...], y: Tensor) -> None:
         if not isinstance(args[0], str) or len(args) != 3:
@@ -183,7 +191,8 @@ class WatchFunctions(TorchFunctionMode):
                 found = _as_product(letters[p], letters[other], out)
                 if found is not None:
                     order = (tensors[p], letters[p]), (tensors[other], letters[other]), (y, out)
-                    self.listener.product(*map(_turned, order, found))
+                    dropped = id(tensors[p]) in self.dropped
+                    self.listener.product(*map(_turned, order, found), dropped=dropped)
                 return
 
 
@@ -195,6 +204,14 @@ def _spelt_out(letters: str, axes: int) -> str:
 
 def _dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kwargs.get("dim", args[1] if len(args) > 1 else None)
+
+
+def _drops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this is a dropout that drops: in training, with a probability above 0."""
+    if func not in _DROPOUT:
+        return False
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+    return bool(given.get("training", given.get("train", True))) and given.get("p", 0.5) > 0
 
 
 def _weighs_branches(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:

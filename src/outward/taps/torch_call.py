@@ -44,7 +44,14 @@ def from_fused(call: FusedCall, module: nn.Module, added_keys: bool, cached: boo
 
 
 def from_product(
-    weights: Tensor, v: Tensor, y: Tensor, module: nn.Module, given: tuple[Any, ...], cached: bool
+    weights: Tensor,
+    v: Tensor,
+    y: Tensor,
+    module: nn.Module,
+    given: tuple[Any, ...],
+    cached: bool,
+    *,
+    dropped: bool,
 ) -> dict[str, Any]:
     """The fields of an AttentionCall, of weights times values in a module that was `given` these."""
     if is_shell(module):
@@ -52,6 +59,8 @@ def from_product(
     heads = number_of_heads(module)
     if _over_channels(weights, y, heads, given):
         raise NotMeasurableError("its softmax is over channels, not over keys")
+    if dropped:
+        raise NotMeasurableError(DROPPED_OUT)
     P, v, y = four_axes(weights, heads), four_axes(v, heads), four_axes(y, heads)
     if P.shape[-1] != v.shape[-2] or P.shape[0] != y.shape[0]:
         raise NotMeasurableError(
@@ -60,13 +69,20 @@ def from_product(
     rounding = 4 * torch.finfo(P.dtype).eps + P.shape[-1] * torch.finfo(torch.float32).eps
     if (P.sum(dim=-1) > 1 + rounding).any():
         raise NotMeasurableError("its weights are no softmax over keys: their sum exceeds 1")
-    # No mask was seen. Masks that add -inf, finfo.min or -100 leave weights of 0 or below float32's
-    # smallest normal number in every head; a key that is seen, only if its score is 87 below the
-    # highest in every head.
-    seen = (P >= 2.0**-126).any(dim=1, keepdim=True)
+    seen = _has_weight(P).any(dim=1, keepdim=True)
     mask: Mask | None = None if seen.all() else seen
     own = find_self_key(y, v, mask, cached=cached)
     return {"v": v.expand(*P.shape[:2], -1, -1), "y": y, "weights": P, "mask": mask, "self_key": own}
+
+
+def _has_weight(P: Tensor) -> Tensor:
+    """Which keys count as visible where no mask was seen, head by head.
+
+    Masks that add -inf, finfo.min or -100 leave weights of 0 or below float32's smallest normal number
+    in every head; a key that is seen, only if its score is 87 below the highest in every head. Weights
+    of float16 are 0 from 17 below on, and its subnormal ones are weights: 2^-126 would be 0 in it.
+    """
+    return P > 0 if P.dtype == torch.float16 else P.float() >= 2.0**-126
 
 
 def _over_channels(weights: Tensor, y: Tensor, heads: int | None, given: tuple[Any, ...]) -> bool:
