@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_the_rate_is_from_the_first_chunk_on(seconds: float, said: str, monkeypa
         (["self_weight>0.05"], 4),
         (["self_weight>0.9"], 0),
         (["self_weight>0.9", "self_weight < 0.9"], 4),
-        (["self_weight>0.05@layer>=2"], 0),
+        (["self_weight>0.9@layer>=1"], 0),
     ],
 )
 def test_a_condition_that_is_true_makes_four(
@@ -145,6 +146,37 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "run"
     assert call(*options(out)) == 0
     return out
+
+
+def test_a_condition_that_speaks_of_no_layer_is_no_pass(finished: Path, capsys: Said) -> None:
+    text = "self_weight>0.05@layer>=99"
+    assert call("merge", str(finished), "--json", "--fail-if", text) == 2
+    said = capsys.readouterr()
+    document(said.out)
+    assert said.err == (
+        f"outward: --fail-if {text}: it speaks of no layer; 2 were measured, "
+        "the first 0 and the last 1.\n"
+    )
+
+
+def test_the_run_is_kept_all_the_same(tmp_path: Path) -> None:
+    assert call(*options(tmp_path, "--fail-if", "self_weight>0.05@layer>=99")) == 2
+    assert load(tmp_path).manifest["failed"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("self_weight>0.9@layer==1", "speaks of no layer; 2 were measured, the first 0 and the last 3"),
+        ("centred_similarity>1@layer==0", "centred_similarity is not known in any layer"),
+        ("centred_similarity>1", None),
+        ("self_weight>0.9@layer==3", None),
+    ],
+)
+def test_conditions_without_an_answer(text: str, complaint: str | None) -> None:
+    refused = nullcontext() if complaint is None else pytest.raises(UsageError, match=complaint)
+    with refused:
+        Condition(text).refuse_silence(LAYERS)
 
 
 def test_measuring_ends_with_four_too(tmp_path: Path) -> None:

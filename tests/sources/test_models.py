@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 from outward.sources.batches import batches
 from outward.sources.errors import SourceError
-from outward.sources.models import load_model
+from outward.sources.models import load_model, local_identity
 from outward.sources.source import Source
 from sources.tiny import SMALL, word_tokenizer
 
@@ -84,6 +84,24 @@ def test_the_identity_tells_models_apart(folder: Folder, tmp_path: Path) -> None
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     after = load_model(str(path)).identity
     assert {key for key in before if before[key] != after[key]} == {"weights_sha256"}
+
+
+def test_of_large_files_places_are_hashed(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outward.sources.source.HASHED_BYTES", 0)
+    monkeypatch.setattr("outward.sources.source.SAMPLE_BYTES", 31)
+    path = copied(folder("bert"), tmp_path)
+    before = local_identity(str(path))
+    assert before == local_identity(str(path))
+    assert set(before or {}) == {"weights_bytes", "weights_sampled_sha256"}
+    weights = load_file(path / "model.safetensors")
+    save_file({k: 2 * v for k, v in weights.items()}, path / "model.safetensors", {"format": "pt"})
+    after = local_identity(str(path))
+    assert after != before
+    assert after is not None
+    assert before is not None
+    assert after["weights_bytes"] == before["weights_bytes"]
 
 
 def trained_head(source: Source, path: Path) -> bool:
@@ -173,6 +191,50 @@ class Payload:
 
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, (str(self.path),)
+
+
+def variant(path: Path) -> None:
+    """Weights under a name that is read only if it is asked for, beside what is read then."""
+    shutil.copy(path.parent / "safe", path / "model.fp16.safetensors")
+
+
+def index(path: Path) -> None:
+    """Shards that are pickles, in the index of safe ones."""
+    listed = {"weight_map": {"model.norm.weight": "pytorch_model.bin"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(listed))
+
+
+@pytest.mark.parametrize("beside", [variant, index])
+def test_a_pickle_is_not_read_for_what_is_beside_it(
+    beside: Callable[[Path], None],
+    folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = load_model(str(folder("llama"))).model.state_dict()
+    path = pickled(folder("llama"), tmp_path / "model", state)
+    shutil.copy(folder("llama") / "model.safetensors", tmp_path / "safe")
+    beside(path)
+    read: list[object] = []
+    monkeypatch.setattr(torch, "load", lambda *a, load=torch.load, **k: read.append(a) or load(*a, **k))
+    with pytest.raises(SourceError, match=r"only as a pickle \(pytorch_model\.bin\).*--allow-pickle"):
+        load_model(str(path))
+    assert not read
+    (path / "model.safetensors.index.json").unlink(missing_ok=True)
+    load_model(str(path), allow_pickle=True)
+    assert read  # or nothing read would say little
+
+
+def test_shards_are_read_by_their_index(folder: Folder, tmp_path: Path) -> None:
+    whole = load_model(str(folder("llama")))
+    path = copied(folder("llama"), tmp_path)
+    (path / "model.safetensors").unlink()
+    whole.model.save_pretrained(path, max_shard_size="20KB")
+    assert len(list(path.glob("model-*.safetensors"))) > 1
+    source = load_model(str(path))
+    assert logits(source).equal(logits(whole))
+    size = sum(file.stat().st_size for file in path.glob("model-*.safetensors"))
+    assert source.identity["weights_bytes"] == size
 
 
 def test_a_pickle_with_code_in_it_does_not_run(folder: Folder, tmp_path: Path) -> None:

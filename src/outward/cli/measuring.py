@@ -70,7 +70,8 @@ def measure(
         measures: which to show, with commas; the main ones unless given. These are computed only if
             named here or in --fail-if, and cost extra: entropy; orthogonal_similarity, which brings
             mean_removed_similarity, exclusive_similarity and equicorrelated_similarity.
-        fail_if: exit with 4 if it is true of a layer, as in 'self_similarity>0.6@layer>=20'.
+        fail_if: exit with 4 if it is true of a layer, as in 'self_similarity>0.6@layer>=20'; with 2 if
+            it speaks of no layer that was measured, or of a measure known in none of them.
         special_tokens: auto: those that the tokenizer itself adds, within the length.
         field: of the text in JSONL and Parquet.
         dtype: of weights and activations; auto: as the model is saved.
@@ -132,7 +133,8 @@ def merge(
         run: the directory that the shards were given as --out, or the `out` of outward.watch.
         json: print one JSON document instead of the table.
         measures: which to show, with commas; the main ones unless given.
-        fail_if: exit with 4 if it is true of a layer, as in 'self_similarity>0.6@layer>=20'.
+        fail_if: exit with 4 if it is true of a layer, as in 'self_similarity>0.6@layer>=20'; with 2 if
+            it speaks of no layer that was measured, or of a measure known in none of them.
         debug: show the traceback of an error.
     """
     from outward.engines.finish import finish

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+MOST_LAYERS = 100_000
 
 
 class UsageError(Exception):
@@ -43,13 +44,31 @@ class Condition:
             raise UsageError(f"--fail-if {text}: {number} is no number.") from None
         self.layer = int(layer or 0)
 
+    def named(self, layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The layers that it speaks of."""
+        sign = self.layer_sign
+        return [x for x in layers if sign is None or _compare(x["layer"], sign, self.layer)]
+
+    def refuse_silence(self, layers: list[dict[str, Any]]) -> None:
+        """That no layer is meant, or nothing known of those that are, is no answer."""
+        named = self.named(layers)
+        if not named:
+            raise UsageError(
+                f"--fail-if {self.text}: it speaks of no layer; {len(layers)} were measured, the first "
+                f"{layers[0]['layer']} and the last {layers[-1]['layer']}."
+            )
+        if all(x.get(self.measure) is None for x in named):
+            raise UsageError(
+                f"--fail-if {self.text}: {self.measure} is not known in any layer that it speaks of; "
+                "take another measure, or other layers."
+            )
+
     def holds(self, layers: list[dict[str, Any]]) -> bool:
         """Whether it is true of one of the layers."""
         return any(
             _compare(x[self.measure], self.sign, self.number)
-            for x in layers
+            for x in self.named(layers)
             if x.get(self.measure) is not None
-            and (self.layer_sign is None or _compare(x["layer"], self.layer_sign, self.layer))
         )
 
 
@@ -81,6 +100,8 @@ def ranges(text: str) -> tuple[int, ...]:
         if not match:
             raise UsageError(f"--layers {text}: it is numbers and ranges with commas, as in 0-5,11.")
         first, last = int(match[1]), int(match[2] or match[1])
+        if last > MOST_LAYERS:
+            raise UsageError(f"--layers {part}: no model has so many; give numbers to {MOST_LAYERS}.")
         if first > last:
             raise UsageError(f"--layers {part}: it ends before it begins; give {last}-{first}.")
         found += range(first, last + 1)

