@@ -8,9 +8,10 @@ import torch
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 
-from engines.command import call, options, texts, tiny
+from engines.command import call, options, texts, tiny, waiting
 from outward.results import ResultError
 from outward.sources.errors import SourceError
+from sources.tiny import vit
 
 Said = pytest.CaptureFixture[str]
 NAMES = "A model is one of: smollm2, minilm"
@@ -32,6 +33,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "raises.py").write_text(
         "def model():\n    raise ZeroDivisionError('of none\\nby none')\n"
     )
+    (folder / "exits.py").write_text("import sys\n\ndef model():\n    sys.exit(0)\n")
+    (folder / "key.py").write_text("known = {}\n\nfound = known['none']\n")
+    (folder / "syntax.py").write_text("def model():\n    return return\n")
     (folder / "context").mkdir()
     (folder / "context" / "run.json").write_text('{"schema": 1, "kind": "context", "files": {}}')
     (folder / "mine").mkdir()
@@ -65,7 +69,11 @@ MODELS = [
     ("{place}/mine", ["mine is no model's folder: it has no config.json"]),
     ("{place}/pickled", ["pytorch_model.bin", "can carry code", "--allow-pickle"]),
     ("{place}/none.py:model", ["there is no file", "FILE.py:FUNCTION"]),
-    ("{place}/raises.py:model", ["ZeroDivisionError: of none.", "not foreseen", "--debug"]),
+    ("{place}/raises.py:model", ["raises.py, line 2: ZeroDivisionError: of none.", "--debug"]),
+    ("{place}/exits.py:model", ["exits.py:model made no model", "exits.py, line 4: SystemExit: 0"]),
+    ("{place}/exits.py:other", ["no function 'other'; it has: model"]),
+    ("{place}/key.py:model", ["key.py, line 3: KeyError: 'none'"]),
+    ("{place}/syntax.py:model", ["syntax.py, line 2: SyntaxError"]),
     ("{place}/nan", ["nothing could be measured", "NaN or infinity comes out of layers.1.self_attn"]),
 ]
 DATA = [
@@ -83,7 +91,13 @@ OPTIONS = [
     (1, "--lengths 8,100", ["length 100: ", "takes at most 64"]),
     (1, "--layers 0,7", ["no layer 7: this model has 2, 0 to 1"]),
     (1, "--device tpu9", ["device 'tpu9' is none that torch knows"]),
-    (1, "--samples 0", ["samples 0", "at least 1"]),
+    (1, "--device meta", ["device 'meta' holds no numbers"]),
+    (2, "--samples 0", ["samples 0", "at least 1"]),
+    (2, "--batch -3", ["batch -3", "at least 1"]),
+    (2, "--length nan", ["length nan: it is a number of tokens"]),
+    (2, "--length inf", ["length inf: it is a number of tokens"]),
+    (2, f"--seed {2**63}", [f"seed {2**63}: it has 64 bits"]),
+    (2, "--layers 0-99999999999", ["--layers 0-99999999999: no model has so many", "100000"]),
     (1, "--field text", ["field 'text'", "has no fields"]),
     (1, "--out {place}/one.txt", ["one.txt is a file; a run is a directory", "another --out"]),
     (1, "--out {place}/one.txt/run", ["one.txt/run cannot be made: Not a directory"]),
@@ -144,6 +158,22 @@ def test_a_run_without_errors_would_not_pass(capsys: Said) -> None:
         assert_says(capsys, call("models"), 0)
 
 
+def test_baselines_that_cannot_be_had_are_refused_before_any_work(
+    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in vit():
+        part.save_pretrained(tmp_path / "vit")
+    monkeypatch.setattr("outward.engines.work.Watched.measure", None)  # would be called in vain
+    code = call(*options(tmp_path / "a", "--baseline", "random-weights", model=waiting()))
+    assert_says(
+        capsys, code, 1, "waits.py:model makes its own weights", "returns the model with random"
+    )
+    code = call("measure", str(tmp_path / "vit"), "--baseline", "shuffled-tokens")
+    assert_says(
+        capsys, code, 1, "baseline shuffled-tokens: it is for text", "takes image; leave it out"
+    )
+
+
 # ---- a directory that has a run already
 
 
@@ -188,7 +218,7 @@ def test_what_is_no_run_is_not_merged(tmp_path: Path, capsys: Said) -> None:
 def test_debug_shows_where_it_comes_from(place: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError):
         call("measure", str(place / "mine"), "--debug")
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SourceError, match="ZeroDivisionError"):
         call("measure", f"{place / 'raises.py'}:model", "--debug")
     with pytest.raises(ResultError):
         call("merge", str(tmp_path), "--debug")

@@ -115,13 +115,33 @@ def test_where_all_chunks_fail_nothing_is_measured(
     assert call(*options(tmp_path, "--resume")) == 0
 
 
+# ---- a chunk that is damaged
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_damaged_chunk_is_named_and_made_again(
+    left: int, unharmed: Path, tmp_path: Path, capsys: Said
+) -> None:
+    for n in ("1/2", "2/2"):
+        assert call(*options(tmp_path, "--shard", n)) == 0
+    damaged = tmp_path / "chunks" / "main.000002.chunk"
+    damaged.write_bytes(damaged.read_bytes()[:left])
+    capsys.readouterr()
+    assert call("merge", str(tmp_path)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{damaged} is damaged" in line
+    assert "--resume" in line
+    assert call(*options(tmp_path, "--resume")) == 0
+    assert profile_bytes(tmp_path) == profile_bytes(unharmed)
+
+
 # ---- the disk
 
 
 def test_a_full_disk_stops_the_run_and_resume_goes_on(
     unharmed: Path, tmp_path: Path, monkeypatch: PATCHES, capsys: Said
 ) -> None:
-    sync, left = os.fsync, [2]  # the plan, and the first chunk
+    sync, left = os.fsync, [3]  # the plan, the model, and the first chunk
 
     def full(handle: int) -> None:
         if left[0] == 0:

@@ -218,6 +218,18 @@ def test_what_cannot_be_watched(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_damaged_step_is_named(tmp_path: Path) -> None:
+    watcher = watch(small_llama(), watched_batches(), out=tmp_path)
+    for step in (2, 3):
+        watcher.measure(step)
+    damaged = tmp_path / "chunks" / "step=2.chunk"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(ResultError, match=r"step=2\.chunk is damaged: remove it"):
+        watcher.finish()
+    damaged.unlink()
+    assert watcher.finish().manifest["steps"] == [3]
+
+
 def test_steps_go_up(tmp_path: Path) -> None:
     watcher = watch(small_llama(), watched_batches(), every=EVERY, out=tmp_path)
     watcher.step(4)
@@ -263,6 +275,17 @@ def test_a_directory_of_something_else(
     with pytest.raises(ResultError, match=complaint):
         watch(small_llama(), watched_batches(), out=tmp_path, resume=resume)
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+def test_a_model_of_another_structure_is_not_gone_on_with(tmp_path: Path) -> None:
+    begun(tmp_path)
+    model, same = small_llama(), small_llama()
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj, mlp.down_proj = mlp.down_proj, mlp.up_proj  # as many parameters, of the same class
+    assert model.num_parameters() == same.num_parameters()
+    with pytest.raises(ResultError, match="of a training watched with other structure"):
+        watch(model, watched_batches(), out=tmp_path, resume=True)
+    watch(same, watched_batches(), out=tmp_path, resume=True)
 
 
 def test_one_process_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Windows of text: where they begin and end, what is left out, and what may not change them."""
 
 import json
+import os
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from outward.sources import text
 from outward.sources.batch import Batch
 from outward.sources.documents import PIECE
 from outward.sources.errors import SourceError
+from outward.sources.provenance import fingerprint
 from outward.sources.text import Window, encoder, shuffled, special_ids, text_batches, text_windows
 from sources.tiny import WORDS, byte_tokenizer, prefix_tokenizer, word_tokenizer, words
 
@@ -227,6 +229,29 @@ def test_broken_records_are_named_and_left_out(tmp_path: Path) -> None:
     for said in ("a.jsonl:2 is no JSON", "a.jsonl:3: its field 'text' is NoneType", "a.jsonl:4", ":5"):
         assert any(said in line for line in skipped), said
     assert len(skipped) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": "w1 \\ud800 w2"}', "a.jsonl:2: its field 'text' is text with half a character"),
+        ("[" * 200_000 + "]" * 200_000, "a.jsonl:2 is nested too deeply"),
+    ],
+    ids=["surrogate", "nested"],
+)
+def test_a_record_that_no_tokenizer_takes_is_left_out(line: str, said: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", "\n".join(['{"text": "w1 w2"}', line, '{"text": "w5 w6"}']))
+    skipped: list[str] = []
+    assert [w.document for w in windows(path, skipped=skipped)] == ["a.jsonl:1", "a.jsonl:3"]
+    (told,) = skipped
+    assert told.startswith(said)
+
+
+def test_what_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (windows, fingerprint):
+        with pytest.raises(SourceError, match=r"pipe is neither a file nor a folder.*as a file"):
+            read(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -2,6 +2,7 @@
 
 plan.py         what a run will do: options, passes; and what must agree to go on with one
 work.py         the chunks of one worker, each a file
+kept.py         those files, and which model they are of
 finish.py       all chunks -> a run
 direct.py       measure(model, batches): in this process, from Python
 group.py        which share of the work a process has

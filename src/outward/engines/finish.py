@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from outward.engines.kept import read_chunk
 from outward.engines.plan import KIND, Pass, Plan, passes, read_plan
-from outward.probe.chunks import unpack
 from outward.probe.tables import histograms, profile, samples
 from outward.probe.tally import EMPTY, Chunk
 from outward.results import MANIFEST, Result, ResultError, load, read_json, read_manifest, save
@@ -107,5 +107,5 @@ def _chunk(one: Pass, count: int, folder: Path) -> tuple[Chunk, list[str]]:
             f"{folder.parent} is not finished: {len(missing)} of {count} chunks of {one.series!r} are "
             "missing. Run the missing shards, or all of them with --resume."
         )
-    parts = (unpack(f.read_bytes()) for f in files if f.is_file())
+    parts = (read_chunk(f) for f in files if f.is_file())
     return reduce(Chunk.merge, parts, EMPTY), [f.read_text() for f in failed]

@@ -1,6 +1,7 @@
 """What a run will do, written down before it begins."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -60,6 +61,15 @@ class Plan:
             )
         if self.kernel not in KERNELS:
             raise ResultError(f"kernel {self.kernel!r}: it is one of {', '.join(KERNELS)}.")
+        self._refuse_numbers()
+
+    def _refuse_numbers(self) -> None:
+        if self.length is not None and not math.isfinite(self.length):
+            raise ResultError(f"length {self.length}: it is a number of tokens, or seconds of sound.")
+        if self.samples < 1 or self.batch < 1:
+            raise ResultError(f"samples {self.samples}, batch {self.batch}: both must be at least 1.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ResultError(f"seed {self.seed}: it has 64 bits, from -2**63 to 2**63 - 1.")
         if self.threads < 0:
             raise ResultError(
                 f"threads {self.threads}: give the number for each worker, or 0 for all cores."

@@ -13,21 +13,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from outward.engines.kept import about_file, agree, chunk_file, is_whole, keep, write_about
 from outward.engines.plan import Pass, Plan, chunks, load, passes
 from outward.engines.work import (
     Progress,
     Watched,
-    about_file,
-    agree,
-    chunk_file,
-    keep,
     kernel_of,
-    refuse_lengths,
+    refuse_passes,
     threads,
     threads_of,
     told_of,
     windows_in,
-    write_about,
 )
 from outward.results import ResultError
 from outward.sources.batch import Batch
@@ -105,7 +101,7 @@ def work(
     folder = out / "chunks"
     folder.mkdir(parents=True, exist_ok=True)
     agree(folder, source.identity)
-    refuse_lengths(plan, source)
+    refuse_passes(plan, source)
     began = not ray.is_initialized()
     if began:
         _start(ray, address)
@@ -184,7 +180,7 @@ def _pass(
     for count, chunk in enumerate(chunks(plan, one, source, skipped), start=1):
         first = first or chunk
         file = chunk_file(folder, one, count)
-        if not file.is_file():
+        if not is_whole(file):
             team.give(file, chunk)
         while team.is_busy:
             take()

@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from outward.engines.finish import assemble
+from outward.engines.kept import readable
 from outward.engines.plan import KIND, PLAN
-from outward.probe.chunks import pack, unpack
+from outward.probe.chunks import pack
 from outward.probe.tally import Chunk
 from outward.results import (
     MANIFEST,
@@ -151,7 +152,11 @@ def _told(last: dict[str, Any], manifests: dict[str, dict[str, Any]]) -> dict[st
 
 def _result_of(out: Path, step: int) -> Result:
     """The run of one step alone."""
-    chunk, about = unpack(_file(out, step, ".chunk").read_bytes()), read_json(_file(out, step, ".json"))
+    chunk, about = readable(_file(out, step, ".chunk")), read_json(_file(out, step, ".json"))
+    if chunk is None:
+        raise ResultError(
+            f"{_file(out, step, '.chunk')} is damaged: remove it, and the run is of the other steps."
+        )
     facts = {"plan": None, "data": None, "versions": about["versions"]}
     return assemble({"main": chunk}, {"main": about}, facts, [])
 

@@ -259,10 +259,17 @@ def _identity(model: nn.Module, batches: list[Batch], options: Options) -> dict[
         "every": options.every,
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "structure": structure(model),
         "batches": _digest(batches),
         "layers": options.layers,
         "measures": options.measures,
     }
+
+
+def structure(model: nn.Module) -> str:
+    """sha256 over the names and shapes of the parameters, in their order."""
+    named = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    return hashlib.sha256(repr(named).encode()).hexdigest()
 
 
 def _digest(batches: list[Batch]) -> str:

@@ -1,6 +1,5 @@
 """The work of one worker: its share of the chunks of every pass, each kept as soon as it is done."""
 
-import hashlib
 import platform
 import sys
 import time
@@ -17,19 +16,20 @@ import transformers
 from torch import nn
 
 import outward
-from outward.engines.plan import MODEL, Pass, Plan, chunks, load, passes
+from outward.engines.kept import about_file, agree, chunk_file, is_whole, keep, write_about
+from outward.engines.plan import Pass, Plan, chunks, load, passes
 from outward.environment import cores
 from outward.measures import native
 from outward.measures.bias import Kernel
 from outward.probe.chunks import pack
 from outward.probe.loop import Probe, coverage_of, row
 from outward.probe.tally import Chunk
-from outward.results import ResultError, as_json, read_json, write_file
+from outward.results import ResultError
 from outward.sources.batch import Batch
-from outward.sources.errors import first_line
+from outward.sources.functions import refuse_fresh
 from outward.sources.models import local_identity
 from outward.sources.provenance import NOTES, fingerprint
-from outward.sources.source import Identity, Source
+from outward.sources.source import Source
 from outward.taps.proof import prove
 
 Progress = Callable[[str, int, int], None]
@@ -99,39 +99,22 @@ def work(plan: Plan, share: Share, out: Path, *, verify: bool, progress: Progres
             if source is None:
                 source = load(plan, one)
                 agree(folder, source.identity)
-                refuse_lengths(plan, source)
+                refuse_passes(plan, source)
             elif one.random_weights:
                 source = load(plan, one)
             failed += _pass(plan, one, source, share, folder, verify, progress)
     return failed
 
 
-def agree(folder: Path, identity: Identity) -> None:
-    """See that every worker of a run has loaded the same model: of a hub, only loading tells which.
-
-    Each writes down its own under a name that depends on it, and looks for others afterwards: of two
-    that begin at the same time, one at least sees both.
-    """
-    document = as_json(identity).encode()
-    own = folder / f"{MODEL}{hashlib.sha256(document).hexdigest()[:16]}.json"
-    was_there = own.is_file()
-    if not was_there:
-        write_file(own, document)
-    others = [file for file in folder.glob(f"{MODEL}*.json") if file != own]
-    if not others:
-        return
-    if not was_there:
-        own.unlink()
-    found = read_json(others[0])
-    differing = [k for k in identity if found.get(k) != identity[k]]
-    raise ResultError(
-        f"{folder.parent} was begun with another model named {identity['id']} (its "
-        f"{', '.join(differing)} differ): give back the same, or another --out."
-    )
-
-
-def refuse_lengths(plan: Plan, source: Source) -> None:
-    """Lengths that the model does not take, before hours went by with the others."""
+def refuse_passes(plan: Plan, source: Source) -> None:
+    """Baselines and lengths that the model does not take, before hours went by with the others."""
+    if "random-weights" in plan.baselines:
+        refuse_fresh(plan.model)
+    if "shuffled-tokens" in plan.baselines and source.kind != "text":
+        raise ResultError(
+            f"baseline shuffled-tokens: it is for text, and {source.name} takes {source.kind}; leave "
+            "it out."
+        )
     for one in passes(plan):
         chunks(plan, one, source, [])
 
@@ -155,7 +138,7 @@ def _pass(
             first = first or chunk
             windows += windows_in(chunk)
             file = chunk_file(folder, one, number)
-            if number % share.count != share.index or file.is_file():
+            if number % share.count != share.index or is_whole(file):
                 continue
             problems = keep(file, partial(watched.measure, chunk))
             failed += problems
@@ -175,22 +158,6 @@ def windows_in(chunk: tuple[Batch, ...]) -> int:
     return sum(len(b.documents) for b in chunk)
 
 
-def chunk_file(folder: Path, one: Pass, number: int) -> Path:
-    """Where a chunk is kept."""
-    return folder / f"{one.series}.{number:06d}.chunk"
-
-
-def about_file(folder: Path, one: Pass) -> Path:
-    """Where it is told how many chunks a pass has, and what was seen of the model."""
-    return folder / f"{one.series}.json"
-
-
-def write_about(folder: Path, one: Pass, count: int, skipped: list[str], about: dict[str, Any]) -> None:
-    """Tell it."""
-    document = {"chunks": count, "skipped": skipped, **about}
-    write_file(about_file(folder, one), as_json(document).encode())
-
-
 def told_of(plan: Plan, source: Source) -> dict[str, Any]:
     """What is known of a pass without running the model."""
     return {
@@ -200,22 +167,6 @@ def told_of(plan: Plan, source: Source) -> dict[str, Any]:
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "argv": sys.argv[1:],
     }
-
-
-def keep(file: Path, make: Callable[[], bytes]) -> list[str]:
-    """Make a chunk and write it; tried twice. What fails then is named, and tried again by --resume."""
-    note = file.with_suffix(".failed")
-    problem = ""
-    for _ in range(2):
-        try:
-            write_file(file, make())
-        except (RuntimeError, MemoryError) as error:  # out of memory, a device that is gone
-            problem = f"{file.stem}: {first_line(error)}"
-        else:
-            note.unlink(missing_ok=True)
-            return []
-    write_file(note, problem.encode())
-    return [problem]
 
 
 class Watched:

@@ -5,6 +5,7 @@ read before it is asked for, and of a text file never more than one piece is hel
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from outward.sources.errors import SourceError, first_line, require
-from outward.sources.files import files_in
+from outward.sources.files import existing, files_in
 
 PIECE = 2**16  # characters
 DEFAULT_FIELD = "text"
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 class UnreadableError(SourceError):
@@ -36,9 +38,7 @@ def documents(data: str | Path | None, *, field: str | None, skipped: list[str])
         return (Document(name, iter([text])) for name, text in default_text().items())
     if str(data).startswith("hf:"):
         return _records(str(data), _hub_rows(str(data)), field, skipped)
-    path = Path(data).expanduser()
-    if not path.exists():
-        raise SourceError(f"{data}: there is no such file or folder. Text of the hub is hf:ORG/NAME.")
+    path = existing(data)
     if path.suffix in (".jsonl", ".ndjson"):
         return _records(path.name, _json_rows(path, skipped), field, skipped)
     if path.suffix == ".parquet":
@@ -89,11 +89,19 @@ def _records(
             )
         seen = True
         text = row.get(name)
-        if not isinstance(text, str) or "\0" in text:
-            kind = "text with NUL bytes" if isinstance(text, str) else type(text).__name__
-            skipped.append(f"{source}:{number}: its field {name!r} is {kind}.")
+        if not isinstance(text, str) or NO_TEXT.search(text):
+            skipped.append(f"{source}:{number}: its field {name!r} is {_kind(text)}.")
             continue
         yield Document(f"{source}:{number}", (text[i : i + PIECE] for i in range(0, len(text), PIECE)))
+
+
+def _kind(value: Any) -> str:
+    """What the value of a field is, that is no text."""
+    if not isinstance(value, str):
+        return type(value).__name__
+    if "\0" in value:
+        return "text with NUL bytes"
+    return "text with half a character (a lone surrogate), which no encoding has"
 
 
 def _json_rows(path: Path, skipped: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -103,6 +111,9 @@ def _json_rows(path: Path, skipped: list[str]) -> Iterator[tuple[int, dict[str, 
                 row = json.loads(line) if line.strip() else None
             except ValueError as error:  # of the JSON or of its UTF-8
                 skipped.append(f"{path.name}:{number} is no JSON: {first_line(error)}.")
+                continue
+            except RecursionError:
+                skipped.append(f"{path.name}:{number} is nested too deeply.")
                 continue
             if isinstance(row, dict):
                 yield number, row

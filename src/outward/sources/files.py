@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from outward.sources.errors import SourceError
+
 
 def files_in(folder: Path, suffixes: frozenset[str] | None = None) -> Iterator[Path]:
     """All files below a folder, sorted by relative path; hidden ones are left out."""
@@ -12,6 +14,19 @@ def files_in(folder: Path, suffixes: frozenset[str] | None = None) -> Iterator[P
         hidden = any(part.startswith(".") for part in name.split("/"))
         if not hidden and (suffixes is None or found[name].suffix.lower() in suffixes):
             yield found[name]
+
+
+def existing(data: str | Path) -> Path:
+    """The path of data: a file or a folder, which can be read more than once."""
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise SourceError(f"{data}: there is no such file or folder. Text of the hub is hf:ORG/NAME.")
+    if not (path.is_file() or path.is_dir()):
+        raise SourceError(
+            f"{data} is neither a file nor a folder, and data are read more than once: save what comes "
+            "out of it as a file."
+        )
+    return path
 
 
 def members(data: Path) -> Iterator[tuple[str, Path]]:

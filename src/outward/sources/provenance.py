@@ -7,7 +7,7 @@ import huggingface_hub
 
 from outward.sources.documents import default_text
 from outward.sources.errors import SourceError, first_line
-from outward.sources.files import digest, members
+from outward.sources.files import digest, existing, members
 from outward.sources.hub import HUB_ERRORS
 from outward.sources.source import Kind
 
@@ -25,10 +25,7 @@ def fingerprint(data: str | Path | None, kind: Kind = "text") -> str:
         return _of_text(default_text() if kind == "text" else {kind: GENERATED})
     if str(data).startswith("hf:"):
         return _of_text({str(data): _commit(str(data))})
-    path = Path(data).expanduser()
-    if not path.exists():
-        raise SourceError(f"{data}: there is no such file or folder.")
-    return digest(members(path))
+    return digest(members(existing(data)))
 
 
 def describe(data: str | Path | None, kind: Kind = "text") -> dict[str, str | int | None]:
