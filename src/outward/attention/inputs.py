@@ -22,6 +22,10 @@ SelfKey = Int[Tensor, " query"] | Int[Tensor, "batch query"]
 # blind to what a row has in common, and a bias of -1000 says only that other keys come first.)
 LOWEST_BIAS = -(2.0**26)
 
+# Old code hides by -1e4, which float16 can hold. It is told from a bias by having no other value than 0
+# beside it; no bias has two values and this distance.
+HIGHEST_HIDING = -1e3
+
 SELF_KEY_RULE = (
     "Which key is each query's own cannot be told from shapes. With a cache, pass self_key, the "
     "index among the keys of each query's own key, as (query,) or (batch, query); or causal=True "
@@ -150,6 +154,22 @@ def is_visible(mask: Mask) -> Bool[Tensor, "..."]:
     if mask.dtype == torch.bool:
         return mask
     return mask > max(torch.finfo(mask.dtype).min / 2, LOWEST_BIAS)
+
+
+def hides_by_two_values(mask: Mask) -> bool:
+    """Whether an additive mask is 0, and one number at or below -1000 that hides: in old code -1e4.
+
+    Twice that number is no third value: causal masks and padding were added. What hides in any case,
+    as -inf, is none either.
+    """
+    if mask.dtype == torch.bool or mask.numel() == 0:
+        return False
+    seen = is_visible(mask)
+    low = mask[seen & (mask <= HIGHEST_HIDING)]
+    if low.numel() == 0:
+        return False
+    top = low.max()
+    return bool(((mask == 0) | (mask == top) | (mask == 2 * top) | ~seen).all())
 
 
 def last_visible_key(mask: Mask) -> Int[Tensor, "batch query"]:

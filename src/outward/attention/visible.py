@@ -4,7 +4,7 @@ Most masks (causal, windows, packed documents, prefixes, padding) show each quer
 keys: then sums over what a query sees are differences of running sums, and no T x T matrix is made.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from outward.attention.call import AttentionCall, own_slots, shown
+from outward.attention.inputs import hides_by_two_values
 
 STEP = 16  # keys in a block of running sums
 
@@ -71,11 +72,17 @@ class Visible:
 
 
 def visible(call: AttentionCall) -> Visible:
-    """Read it off a call's mask, whatever its kind. A mask that differs by head is refused."""
+    """Read it off a call's mask, whatever its kind. A mask that differs by head is refused.
+
+    An additive mask of only 0 and -1e4, or another number at or below -1000, hides by that number. With
+    a bias added to it, it has many values, and is read as a bias.
+    """
     queries, keys = call.y.shape[2], call.v.shape[2]
     own = own_slots(call).long().view(-1, queries)
     if call.mask is None and call.self_key is None:
         return _without_mask(call, own)
+    if call.mask is not None and hides_by_two_values(call.mask):
+        call = replace(call, mask=call.mask == 0)
     seen = shown(call)
     if seen is None:
         seen = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=own.device)
