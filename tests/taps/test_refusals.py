@@ -43,7 +43,7 @@ def test_kept_calls_keep_the_y_of_attention() -> None:
 
 
 def test_without_a_copy_it_would_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capturing, "_for_keeps", lambda call, cached: call)
+    monkeypatch.setattr(capturing, "_for_keeps", lambda call: call)
     (call,) = watched(AddsAttention(), small.x_of())
     assert y_error(call)[1] > 1
     assert y_error(replace(call, y=call.y - 1))[0] < 1e-4

@@ -84,6 +84,7 @@ class Probe:
         self._layers, self._windows = [], len(batch.documents)
         self.calls.valid = batch.valid
         self._seen.clear()  # of a batch that failed, with other padding
+        self.calls.begin()
         with torch.no_grad():
             self.run(batch)
         self._seen.clear()

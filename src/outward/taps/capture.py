@@ -34,7 +34,8 @@ def capture(model: nn.Module, observe: Observer | None = None) -> "Capture":
         for call in calls: ...
 
     With `observe`, each call is handed to it as it happens and not kept: q, k, v and y of a long
-    text are large. Calls are seen in this thread; other models and threads are not disturbed.
+    text are large. What is kept are copies, as a model may write into its own. Calls are seen in this
+    thread; other models and threads are not disturbed.
     Of nn.TransformerEncoder, torch runs the plain layer instead of its fused one, which nobody can
     see into: the result is the same but for rounding.
     """
@@ -81,6 +82,10 @@ class Capture(Sequence[AttentionCall]):
     # ---- the block
 
     def __enter__(self) -> "Capture":
+        if self._functions is not None:
+            raise RuntimeError(
+                "this capture is running already: leave its block, or make another capture(model)."
+            )
         self._thread = threading.get_ident()
         with ExitStack() as stack:
             for module in self.model.modules():
@@ -103,6 +108,15 @@ class Capture(Sequence[AttentionCall]):
         self._functions = None
         self._running.clear()
 
+    def begin(self) -> None:
+        """Here the model starts anew, and each module is the layer that it was before.
+
+        A capture sees where the model itself begins, but not where parts of it do: `model.encode(x)`.
+        """
+        self._running.clear()
+        self._times.clear()
+        self._given = {}
+
     def settle(self) -> None:
         """Watch from here on only what the model was seen to use: cheaper, by a little.
 
@@ -122,8 +136,7 @@ class Capture(Sequence[AttentionCall]):
         if threading.get_ident() != self._thread:
             return
         if module is self.model:
-            self._running.clear()
-            self._times.clear()
+            self.begin()
             self._given = given_to(module, args, kwargs)
         name = self._names[id(module)]
         nth = self._times.get(name, 0)
@@ -216,7 +229,7 @@ class Capture(Sequence[AttentionCall]):
         valid = self._valid(run.name, found["y"])
         call = AttentionCall(layer=layer, module=run.name, tier=tier, valid=valid, **found)
         if self._observe is None:
-            self._calls.append(_for_keeps(call, cached))
+            self._calls.append(_for_keeps(call))
             return
         self._observing = True  # what the observer computes is not the model's
         try:
@@ -252,15 +265,14 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _for_keeps(call: AttentionCall, cached: bool) -> AttentionCall:
-    """With a y of its own, as a model may add to it in place; so with keys and values of a cache.
+def _for_keeps(call: AttentionCall) -> AttentionCall:
+    """With a q, k, v and y of its own.
 
-    The y that the model made is freed by it: for good, a copy takes no memory.
+    A model may add to y in place, write every layer's q, k and v into one buffer, and goes on writing
+    into a cache. What the model made is freed by it: for good, copies take no memory.
     """
-    call = replace(call, y=call.y.clone())
-    if not cached:
-        return call
-    return replace(call, k=None if call.k is None else call.k.clone(), v=call.v.clone())
+    own = {name: x.clone() for name in ("q", "k", "v", "y") if (x := getattr(call, name)) is not None}
+    return replace(call, **own)
 
 
 def refuse_compiled(model: nn.Module) -> None:
