@@ -83,7 +83,8 @@ def assemble(
 
 
 def _no_attention(coverage: list[dict[str, Any]]) -> str:
-    reasons = [f"{row['module']}: {row['reason']}" for row in coverage if row["reason"]]
+    left_out = [row for row in coverage if row["status"] != "captured"]
+    reasons = [f"{row['module']}: {row['reason']}" for row in left_out]
     why = reasons[0] if reasons else "no module of it calls itself attention"
     return f"the model ran, but no attention of it could be measured ({why})."
 
