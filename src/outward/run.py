@@ -76,6 +76,10 @@ class Run:
         save_result(self.result, Path(path))
         return Run(self.result, Path(path))
 
+    def __repr__(self) -> str:
+        windows = self.manifest["windows"].get("main", 0)
+        return f"Run({len(self.manifest['layers'])} layers, {windows} windows, path={self.path})"
+
     def __str__(self) -> str:
         from rich.console import Console
 

@@ -75,12 +75,13 @@ def test_of_few_layers_no_shape_is_told() -> None:
         (
             (0.5, 0.25, 0.75),
             (0.3, -0.2, 0.7),
-            "It is curved upwards, like a U (curvature +0.50 [+0.25, +0.75]).",
+            "It is curved upwards, like a U (curvature +0.50 [+0.25, +0.75]): "
+            "lowest at 25% of the depth [20%, 75%].",
         ),
         (
             (-0.5, -0.75, -0.25),
             (0.3, -0.2, 0.7),
-            "It is curved downwards, highest inside (curvature -0.50 [-0.75, -0.25]).",
+            "It is curved downwards (curvature -0.50 [-0.75, -0.25]).",
         ),
         (
             (0.1, -0.2, 0.4),
@@ -109,7 +110,24 @@ def test_of_few_layers_no_shape_is_told() -> None:
 def test_the_shape_is_what_the_intervals_allow(curvature: Any, spearman: Any, shape: str) -> None:
     said = reading(document(FIVE, trend={"self_similarity": trend(curvature, spearman)}))
     depth = one(said, "Over depth")
-    assert depth.endswith(f" {shape} The lowest layer is at 25% of the depth [20%, 75%].")
+    assert depth.endswith(f" {shape}")
+
+
+@pytest.mark.parametrize("lowest", [(0.0, 0.0, 0.5), (1.0, 0.5, 1.0)])
+def test_no_u_is_seen_where_the_lowest_layer_may_be_at_an_end(lowest: Any) -> None:
+    curved = trend((0.5, 0.25, 0.75))
+    curved["depth_of_minimum"] = dict(zip(("value", "low", "high"), lowest, strict=True))
+    depth = one(reading(document(FIVE, trend={"self_similarity": curved})), "Over depth")
+    assert depth.endswith("with its lowest layer at an end: no U.")
+    assert "like a U" not in depth
+
+
+def test_no_head_is_named_that_returns_no_more_of_itself() -> None:
+    heads = [{"layer": n, "head": 0, "excess_similarity": x} for n, x in enumerate((-0.2, 0.004))]
+    said = reading(document(FIVE, heads=heads))
+    assert one(said, "No head") == (
+        "No head returns more of the token itself than of any other token that it sees."
+    )
 
 
 def test_a_curvature_that_is_unknown_claims_nothing() -> None:

@@ -122,7 +122,7 @@ def test_what_cannot_be_had_is_one_clear_error(name: str, said: str) -> None:
 
 
 def test_models_without_published_weights_are_refused() -> None:
-    with pytest.raises(SourceError, match=r"no pretrained weights for it.*--random-weights-seed"):
+    with pytest.raises(SourceError, match=r"no pretrained weights for it.*FILE.py:FUNCTION"):
         load_model("timm/vit_base_patch16_18x2_224")
 
 

@@ -83,7 +83,8 @@ def measure(
         shard: i/n: do this part of the work, into the same --out; `outward merge` joins them.
         engine: local, or ray[:ADDRESS].
         workers: how many actors of Ray.
-        verify: prove on the first batch that watching changes nothing and sees what is computed.
+        verify: leave out the proof, on the first batch, that watching changes nothing and sees what is
+            computed.
         allow_pickle: also load weights that are no safetensors (by torch's weights_only).
         debug: show the traceback of an error.
     """

@@ -32,9 +32,9 @@ def measure(
 ) -> Run:
     """Measure how much attention hands each token back to itself, over batches of any kind.
 
-    batches: what the model is called with, one after the other: a tensor, a tuple of arguments, a
-        mapping of named ones, or a `Batch`, which also says what documents its rows are of (needed
-        for intervals; otherwise each row counts as a document).
+    batches: what the model is called with, one after the other (or one alone): a tensor, a tuple of
+        arguments, a mapping of named ones, or a `Batch`, which also says what documents its rows are
+        of (needed for intervals; otherwise each row counts as a document).
     run: how a batch is run, if not by calling the model with it.
     verify: prove on the first batch that watching changes nothing and sees what is computed.
     layers: which layers to measure; all of them unless given.
@@ -88,7 +88,8 @@ def tallied(watched: Watched, batches: Iterator[Batch]) -> tuple[Chunk, dict[str
 def as_batches(batches: Iterable[Any]) -> Iterator[Batch]:
     """What a model is called with, one after the other, as batches: each row is a document."""
     seen = 0
-    for given in batches:
+    alone = isinstance(batches, Tensor | Mapping | Batch)  # one batch, not an iterable of them
+    for given in (batches,) if alone else batches:
         batch = given if isinstance(given, Batch) else _as_batch(given, seen)
         seen += len(batch.documents)
         yield batch

@@ -47,18 +47,21 @@ def _trend(trend: dict[str, Any] | None, layers: int) -> str | None:
     curve, lowest = trend["curvature"], trend["depth_of_minimum"]
     if layers < 5 or curve["value"] is None:
         return said
-    shape = _shape(curve, rank)
-    place = f" The lowest layer is at {lowest['value']:.0%} of the depth{_range(lowest, '.0%')}."
-    return f"{said} {shape}{place}"
+    return f"{said} {_shape(curve, rank, lowest)}"
 
 
-def _shape(curve: dict[str, Any], rank: dict[str, Any]) -> str:
+def _shape(curve: dict[str, Any], rank: dict[str, Any], lowest: dict[str, Any]) -> str:
+    """A U is claimed only where the lowest layer is within the depth, in every draw that counts."""
     if curve["low"] is None:
         return "One document gives no interval, so no shape is claimed."
+    curvature = f"(curvature {_with(curve, '+.2f')})"
+    if curve["low"] > 0 and lowest["low"] > 0 and lowest["high"] < 1:
+        place = f"{lowest['value']:.0%} of the depth{_range(lowest, '.0%')}"
+        return f"It is curved upwards, like a U {curvature}: lowest at {place}."
     if curve["low"] > 0:
-        return f"It is curved upwards, like a U (curvature {_with(curve, '+.2f')})."
+        return f"It is curved upwards {curvature}, with its lowest layer at an end: no U."
     if curve["high"] < 0:
-        return f"It is curved downwards, highest inside (curvature {_with(curve, '+.2f')})."
+        return f"It is curved downwards {curvature}."
     if rank["low"] is not None and rank["low"] > 0:
         return "It grows with depth, and no curvature can be told from none."
     if rank["high"] is not None and rank["high"] < 0:
@@ -100,6 +103,9 @@ def _heads(heads: list[Layer]) -> str | None:
     if len(known) < 2:
         return None
     top = sorted(known, key=lambda h: -h["excess_similarity"])[:3]
+    top = [h for h in top if h["excess_similarity"] >= 0.005]  # what is shown as +0.01 or more
+    if not top:
+        return "No head returns more of the token itself than of any other token that it sees."
     names = ", ".join(f"{h['layer']}.{h['head']} ({h['excess_similarity']:+.2f})" for h in top)
     return f"The heads that return most of the token itself, beyond the null (layer.head): {names}."
 

@@ -116,6 +116,8 @@ def warnings(result: Result, profile: pd.DataFrame) -> list[str]:
             f"{_many(documents, 'document')} ({_many(windows, 'window')}): "
             + ("no intervals can be given." if documents < 2 else "the intervals are rough.")
         )
+    if (manifest.get("model") or {}).get("weights") == "random":
+        found.append("the weights are random: nobody trained this model.")
     lengths = [s for s in manifest["windows"] if s.startswith("length=")]
     if not lengths:
         found.append("one length: the bias depends on how much a token sees; --lengths compares.")

@@ -12,7 +12,7 @@ from outward.sources.checkpoints import explained
 from outward.sources.errors import SourceError, require
 from outward.sources.source import Identity, Loaded, Options, random_identity, seeded, weights_identity
 
-WAY_OUT = "For fresh weights give --random-weights-seed."
+WAY_OUT = "For fresh weights, name a FILE.py:FUNCTION that returns the model."
 SAFETENSORS = ["model.safetensors", "open_clip_model.safetensors"]
 
 
