@@ -128,3 +128,11 @@ class Attention(nn.Linear):
 def test_a_model_without_attention(layer: nn.Module, said: str) -> None:
     with pytest.raises(ResultError, match=f"no attention of it could be measured .{said}"):
         measure(nn.Sequential(layer), [torch.zeros(2, 3, 7)], verify=False)
+
+
+def test_one_batch_alone_is_one_batch() -> None:
+    layer = nn.TransformerEncoderLayer(12, 3, dim_feedforward=14, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 7, 12)
+    alone, listed = (measure(model, given, verify=False).profile for given in (x, [x]))
+    assert alone.equals(listed)
+    assert not alone.equals(measure(model, [x, x], verify=False).profile)
