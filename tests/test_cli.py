@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from engines.command import begun, call, ended, environment, options, texts, tiny
+from engines.command import SAMPLES, begun, call, ended, environment, options, texts, tiny
 from outward.cli.options import Condition, UsageError
+from outward.cli.printing import heading
 from outward.cli.progress import Told
 from outward.measures.bias import DEFAULT
 from outward.run import load
@@ -79,7 +80,8 @@ def test_the_table_has_what_was_asked_for(tmp_path: Path, capsys: Said) -> None:
     assert call(*options(tmp_path, "--measures", "self_weight, null_similarity")) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    head, *rows = said.out.splitlines()
+    title, head, *rows = said.out.splitlines()
+    assert f"on {texts()}: windows {SAMPLES}" in title
     assert head.split("1", 1)[1].split("  ") == ["", "self weight", "null similarity"]
     run = load(tmp_path)
     for layer, row in enumerate(rows[:2]):
@@ -308,3 +310,15 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     code, out, err = ended(begun(*args))
     assert (code, err) == (0, "")
     assert document(out)["run"] is None
+
+
+def test_the_heading_says_what_was_measured() -> None:
+    manifest = {
+        "model": {"id": "minilm", "class": "BertModel", "dtype": "float32"},
+        "data": {"data": "book.txt"},
+        "windows": {"main": 12, "length=16": 48},
+        "documents": {"main": 3, "length=16": 3},
+    }
+    assert heading(manifest) == "minilm (BertModel, float32) on book.txt: windows 12, documents 3"
+    unnamed = manifest | {"model": {"class": "Net"}, "data": None}
+    assert heading(unnamed) == "a model (Net) on data of its own: windows 12, documents 3"

@@ -31,6 +31,7 @@ def print_run(
         _result(as_json(document))
     else:
         wide = None if sys.stdout.isatty() else 120
+        _result(heading(run.manifest))
         show(document, run.reading, _console(width=wide), shown)
         if kept:
             _result(f"kept in {run.path}")
@@ -41,6 +42,16 @@ def print_run(
     for condition in conditions:  # last: what was measured is shown, and kept
         condition.refuse_silence(document["layers"])
     return PARTIAL if run.manifest["failed"] or run.manifest["skipped"] else DONE
+
+
+def heading(manifest: dict[str, Any]) -> str:
+    """What was measured, in one line: a table that is kept must say of what it is."""
+    model, data = manifest.get("model") or {}, manifest.get("data") or {}
+    kind = ", ".join(str(model[n]) for n in ("class", "dtype") if model.get(n))
+    windows, documents = (manifest[n].get("main", 0) for n in ("windows", "documents"))
+    name = model.get("id") or "a model"
+    source = data.get("data") or "data of its own"
+    return f"{name} ({kind}) on {source}: windows {windows}, documents {documents}"
 
 
 def _refuse_missing(measures: tuple[str, ...], run: "Run") -> None:
