@@ -103,7 +103,7 @@ class GPT2(nn.Module):
 
 def training_step(quick: bool) -> Iterator[Row]:
     """Forward, backward and fused AdamW of a GPT-2 small at T = 1024, batch 1."""
-    tokens, rounds = (256, 3) if quick else (1024, 7)
+    tokens, rounds = (256, 3) if quick else (1024, 9)
     torch.manual_seed(0)
     model = GPT2(tokens=tokens, **({"layers": 2, "vocabulary": 512} if quick else {}))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)

@@ -9,7 +9,9 @@ Measuring is the probe as `outward measure` runs it: capture, every default meas
     native    by the kernel that the machine's C++ compiler makes (kernel="native")
 """
 
+import ctypes
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +36,9 @@ KERNELS: tuple[Kernel, ...] = ("torch", "native")
 SHAPES = ((1, 1024), (8, 512))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 VOCABULARY = 50257
+# glibc then gives large blocks back as soon as they are freed: the peak is what is in use. Left alone,
+# it keeps them, in holes that fit or do not fit: a matter of 200 MiB either way.
+EXACT = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
 OPTIONAL = ("entropy", "orthogonal_similarity")
 
 
@@ -182,7 +187,8 @@ def memory(quick: bool) -> Iterator[Row]:
 def peak(candidate: str, dtype: str, batch: int, tokens: int, *, quick: bool) -> float:
     """Of a fresh process: the second pass counts, the first one warms up."""
     code = f"from benchmarks.measure import child; child{(candidate, dtype, batch, tokens, quick)}"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | EXACT)
     return float(made.stdout)
 
 
@@ -193,6 +199,7 @@ def child(candidate: str, dtype: str, batch: int, tokens: int, quick: bool) -> N
     go = candidates(model, given)[candidate]
     go()
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps of freed memory would hide as much
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
     before = resident("VmRSS")
     go()

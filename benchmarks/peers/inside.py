@@ -7,6 +7,7 @@ python -m benchmarks.peers.inside peak --way "with the head" --batch 8 --tokens 
 import argparse
 import ctypes
 import gc
+import os
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.measure import EXACT
 from benchmarks.peers.numbers import compare
 from benchmarks.peers.ways import (
     OURS,
@@ -112,7 +114,9 @@ def peak(way: str, batch: int, tokens: int, *, quick: bool) -> float:
     """`extra`, in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.peers.inside", "peak", "--way", way]
     command += ["--batch", str(batch), "--tokens", str(tokens), *(["--quick"] if quick else [])]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | EXACT
+    )
     return float(done.stdout.splitlines()[-1])
 
 

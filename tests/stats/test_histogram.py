@@ -92,6 +92,22 @@ def test_parts_merge_exactly_in_any_order() -> None:
     assert not np.array_equal(parts[3].counts, whole)
 
 
+def test_counts_are_as_narrow_as_they_go_and_never_overflow() -> None:
+    one = Histogram.of(np.zeros(200), "cosine")
+    two = one.merge(one)
+    assert one.counts.dtype == np.uint8
+    assert two.counts.dtype == np.uint16
+    assert two.counts.max() == 400
+    assert (one.counts + one.counts).max() == 400 - 256  # what would have happened
+    many = two
+    for _ in range(8):
+        many = many.merge(many)
+    assert int(many.counts.max()) == 400 * 2**8
+    cells = Histogram.of(np.zeros((3, 100)), "cosine")
+    assert cells.counts.dtype == np.uint8
+    assert int(cells.over(0).counts.max()) == 300
+
+
 @pytest.mark.parametrize("quantile", [0.0, 0.05, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantiles_are_right_within_a_bin(kind: Kind, quantile: float) -> None:

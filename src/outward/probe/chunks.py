@@ -9,7 +9,7 @@ from safetensors.numpy import load
 
 from outward.probe.tally import Chunk, LayerTally
 from outward.results import save_arrays
-from outward.stats.histogram import Histogram
+from outward.stats.histogram import Histogram, narrow
 from outward.stats.moments import Moments
 
 _MOMENTS = ("count", "mean", "m2", "low", "high")
@@ -75,11 +75,12 @@ def _sparse(name: str, histogram: Histogram) -> Arrays:
     return {
         f"{name}.shape": np.array(histogram.counts.shape, np.int64),
         f"{name}.step": np.diff(at, prepend=0).astype(np.int32),
-        f"{name}.counts": flat[at].astype(np.int32),
+        f"{name}.counts": flat[at].astype(np.int64),
     }
 
 
 def _dense(arrays: Arrays, name: str) -> Histogram:
-    counts = np.zeros(arrays[f"{name}.shape"].tolist(), np.int64)
-    counts.ravel()[arrays[f"{name}.step"].cumsum(dtype=np.int64)] = arrays[f"{name}.counts"]
+    known = narrow(arrays[f"{name}.counts"].astype(np.int64))
+    counts = np.zeros(arrays[f"{name}.shape"].tolist(), known.dtype)
+    counts.ravel()[arrays[f"{name}.step"].cumsum(dtype=np.int64)] = known
     return Histogram(counts)

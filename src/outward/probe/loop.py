@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,29 @@ class BadSampleError(Exception):
     """A window that the model cannot be run on, or that it makes NaN of."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Mask:
+    """What decides who sees whom in a call, without the call: its q, k, v and y are large."""
+
+    mask: Tensor | None
+    self_key: Tensor | None
+    valid: Tensor | None
+    shape: tuple[int, int, int, bool]
+
+    @staticmethod
+    def of(call: AttentionCall) -> "_Mask":
+        shape = (call.y.shape[0], call.y.shape[2], call.v.shape[2], call.causal)
+        return _Mask(call.mask, call.self_key, call.valid, shape)
+
+    def is_like(self, other: "_Mask") -> bool:
+        """Whether two calls of one forward pass have the same mask, tokens and padding."""
+        same = self.mask is other.mask and self.self_key is other.self_key
+        if not same or self.shape != other.shape or self.valid is other.valid:
+            return same and self.shape == other.shape
+        both = self.valid is not None and other.valid is not None
+        return both and torch.equal(self.valid, other.valid)  # type: ignore[arg-type]
+
+
 class Probe:
     """A model that is being watched. `measure` runs a batch and returns its tallies."""
 
@@ -40,7 +63,7 @@ class Probe:
         self.requests = requests_for(measures)
         self.calls = capture(model, self._observe)
         self._layers: list[list[LayerTally]] = []
-        self._seen: list[tuple[AttentionCall, Visible]] = []
+        self._seen: list[tuple[_Mask, Visible]] = []
         self._windows = 0
 
     def __enter__(self) -> "Probe":
@@ -106,11 +129,12 @@ class Probe:
 
     def _visible(self, call: AttentionCall) -> Visible:
         """Layers share masks: each is read once in a forward pass."""
+        mask = _Mask.of(call)
         for other, see in self._seen:
-            if _sees_alike(call, other):
+            if mask.is_like(other):
                 return see
         see = visible(call)
-        self._seen.append((call, see))
+        self._seen.append((mask, see))
         return see
 
     @staticmethod
@@ -120,15 +144,6 @@ class Probe:
         for part in parts[1:]:
             whole = whole.merge(part)
         return whole
-
-
-def _sees_alike(a: AttentionCall, b: AttentionCall) -> bool:
-    """Whether two calls of one forward pass have the same mask, tokens and padding."""
-    shapes = [(x.y.shape[0], x.y.shape[2], x.v.shape[2], x.causal) for x in (a, b)]
-    same = a.mask is b.mask and a.self_key is b.self_key and shapes[0] == shapes[1]
-    if not same or a.valid is b.valid:
-        return same
-    return a.valid is not None and b.valid is not None and torch.equal(a.valid, b.valid)
 
 
 def row(batch: Batch, i: int) -> Batch:

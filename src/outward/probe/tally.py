@@ -16,7 +16,7 @@ from torch import Tensor
 from outward.measures import bias_native
 from outward.measures.bias import PER_PAIR, PER_TOKEN, Bias, Kernel
 from outward.measures.optional import Extra
-from outward.stats.histogram import BINS, Histogram, Kind, bins_of
+from outward.stats.histogram import BINS, Histogram, Kind, bins_of, narrow
 from outward.stats.moments import Moments
 
 KINDS: dict[str, Kind] = {
@@ -167,7 +167,7 @@ def tally(
         per_pair,
         (*PER_TOKEN, *extra.tokens),
         Moments.of(count.sum(axis=1), total.sum(axis=1), squares.sum(axis=1), low, high),
-        Histogram(counts),
+        Histogram(narrow(counts)),
         *_of_pairs(pairs, per_pair),
         _means(total, count, pairs, windows),
         int((see.is_alone.expand(len(measured.tokens[0]), -1)).sum()),

@@ -19,6 +19,30 @@ def reading(document: dict[str, Any]) -> list[str]:
     return [s for s in said if s]
 
 
+NOTICEABLE = 0.005
+"""Less than this is shown as 0.00, and is not spoken of as something."""
+
+
+def verdict(document: dict[str, Any], name: str) -> str:
+    """The answer in one sentence: how much of what attention returns is about the token itself."""
+    whole, null, excess = (
+        document["overall"].get(f"{n}_similarity") for n in ("self", "null", "excess")
+    )
+    if whole is None or null is None or excess is None:
+        return f"{name}: no layer has a token that sees another, so nothing can be said."
+    said = (
+        f"cos(y, v) is {_with(whole, '.2f')} on average, and any other token that it sees would score "
+        f"{_with(null, '.2f')}: {_with(excess, '+.2f')} is about the token itself."
+    )
+    least = excess["value"] if excess["low"] is None else excess["low"]
+    most = excess["value"] if excess["high"] is None else excess["high"]
+    if least > NOTICEABLE:
+        return f"{name} hands tokens back to themselves: {said}"
+    if most < -NOTICEABLE:
+        return f"{name} turns tokens away from themselves: {said}"
+    return f"{name} hands tokens back no more of themselves than of others: {said}"
+
+
 def _mean(layers: list[Layer], measure: str, form: str) -> str:
     """The mean over layers, in words."""
     known = [x[measure] for x in layers if x.get(measure) is not None]
@@ -103,7 +127,7 @@ def _heads(heads: list[Layer]) -> str | None:
     if len(known) < 2:
         return None
     top = sorted(known, key=lambda h: -h["excess_similarity"])[:3]
-    top = [h for h in top if h["excess_similarity"] >= 0.005]  # what is shown as +0.01 or more
+    top = [h for h in top if h["excess_similarity"] >= NOTICEABLE]
     if not top:
         return "No head returns more of the token itself than of any other token that it sees."
     names = ", ".join(f"{h['layer']}.{h['head']} ({h['excess_similarity']:+.2f})" for h in top)

@@ -23,6 +23,7 @@ def summary(result: Result, run: str | None = None) -> dict[str, Any]:
     return {
         "layers": layers(main, samples[samples["series"] == "main"]),
         "heads": heads(main),
+        "overall": overall(samples[samples["series"] == "main"]),
         "trend": trends(samples[samples["series"] == "main"]),
         "baselines": _others(everywhere, [s for s in series if _is_baseline(s)]),
         "lengths": _others(everywhere, [s for s in series if s.startswith("length=")]),
@@ -46,7 +47,7 @@ def layers(profile: pd.DataFrame, samples: pd.DataFrame | None = None) -> list[d
         for (layer, module), row in means.iterrows()
     ]
     if samples is not None:
-        intervals = _layer_intervals(samples, "self_similarity")
+        intervals = layer_intervals(samples, "self_similarity")
         for one in found:
             one["self_similarity_interval"] = intervals.get(one["layer"])
     return found
@@ -80,6 +81,19 @@ def trends(samples: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return found
 
 
+def overall(samples: pd.DataFrame) -> dict[str, dict[str, float | None]]:
+    """The mean over layers and heads of each measure, with its interval over documents."""
+    found = {}
+    for measure in samples["measure"].unique():
+        values, documents, _ = by_window(samples, measure)
+        if len(values):
+            (interval,) = bootstrap(
+                values, documents, lambda x: x.mean(axis=1, keepdims=True), seed=SEED
+            )
+            found[str(measure)] = _interval(interval)
+    return found
+
+
 def by_window(samples: pd.DataFrame, measure: str) -> tuple[Values, NDArray[np.int64], list[int]]:
     """(window, layer) means over heads, the number of each window's document, and the layers."""
     chosen = samples[samples["measure"] == measure]
@@ -90,7 +104,8 @@ def by_window(samples: pd.DataFrame, measure: str) -> tuple[Values, NDArray[np.i
     return table.to_numpy(), documents.astype(np.int64), [int(x) for x in table.columns]
 
 
-def _layer_intervals(samples: pd.DataFrame, measure: str) -> dict[int, list[float] | None]:
+def layer_intervals(samples: pd.DataFrame, measure: str) -> dict[int, list[float] | None]:
+    """[low, high] of the mean over heads of each layer."""
     values, documents, numbers = by_window(samples, measure)
     if not len(values):
         return {}

@@ -33,10 +33,20 @@ def bootstrap(
     numbers (draw, statistics).
     """
     value = statistic(samples.mean(axis=0)[None])[0]
-    totals, counts = _by_document(samples, documents)
-    if len(counts) < 2:
+    drawn = redrawn(samples, documents, seed=seed)
+    if drawn is None:
         return [Interval(float(x), None, None) for x in value]
-    drawn = statistic(_redrawn(totals, counts, seed))
+    return intervals(value, statistic(drawn))
+
+
+def redrawn(samples: Values, documents: NDArray[np.int64], *, seed: int) -> Values | None:
+    """The mean over samples, DRAWS times, over documents drawn again; None of one document."""
+    totals, counts = _by_document(samples, documents)
+    return None if len(counts) < 2 else _redrawn(totals, counts, seed)
+
+
+def intervals(value: Values, drawn: Values) -> list[Interval]:
+    """Of numbers (statistic) and what the draws made of each, (draw, statistic)."""
     return [_interval(float(x), draws) for x, draws in zip(value, drawn.T, strict=True)]
 
 

@@ -1,7 +1,7 @@
 """Histograms with fixed bins: parts merge by adding, exactly, in whatever order."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -55,16 +55,24 @@ def bins_of(x: Tensor, kind: Kind) -> Tensor:
     return n if kind != "signed" else torch.where(x < 0, many - 1 - n, many + n)
 
 
+Counts = NDArray[np.unsignedinteger[Any]]
+
+
+def narrow(counts: NDArray[np.integer[Any]]) -> Counts:
+    """In the least bytes that hold the largest: a model has a million bins, most of them near 0."""
+    return counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
+
+
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts per cell and bin, (*cells, BINS)."""
+    """Counts per cell and bin, (*cells, BINS), as `narrow` as they go."""
 
-    counts: NDArray[np.int64]
+    counts: Counts
 
     @staticmethod
     def empty(shape: tuple[int, ...]) -> "Histogram":
         """Of nothing."""
-        return Histogram(np.zeros((*shape, BINS), np.int64))
+        return Histogram(np.zeros((*shape, BINS), np.uint8))
 
     @staticmethod
     def of(values: Cells, kind: Kind) -> "Histogram":
@@ -73,15 +81,17 @@ class Histogram:
         cells = np.arange(values[..., 0].size).reshape(*values.shape[:-1], 1)
         index = (cells * BINS + places)[~np.isnan(values)]
         counts = np.bincount(index, minlength=cells.size * BINS)
-        return Histogram(counts.reshape(*values.shape[:-1], BINS))
+        return Histogram(narrow(counts.reshape(*values.shape[:-1], BINS)))
 
     def merge(self, other: "Histogram") -> "Histogram":
         """Of both together."""
-        return Histogram(self.counts + other.counts)
+        a, b = self.counts, other.counts
+        most = int(a.max(initial=0)) + int(b.max(initial=0))
+        return Histogram(np.add(a, b, dtype=np.result_type(a, b, np.min_scalar_type(most))))
 
     def over(self, axis: int) -> "Histogram":
         """The cells along an axis together."""
-        return Histogram(self.counts.sum(axis=axis))
+        return Histogram(narrow(self.counts.sum(axis=axis)))
 
     def value(self, kind: Kind, quantile: float, low: Cells, high: Cells) -> Cells:
         """A quantile per cell, linear within its bin, and never beyond the least and the greatest."""
