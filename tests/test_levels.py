@@ -12,6 +12,7 @@ LEVEL = {
     "stats": 0,
     "results": 0,
     "environment": 0,
+    "glossary": 0,
     "measures": 1,
     "taps": 1,
     "sources": 1,
@@ -30,7 +31,7 @@ LEVEL = {
     "__init__": 7,
 }
 ONLY_TORCH = {"attention"}  # beside the standard library, and jaxtyping for shapes
-WITHOUT_TORCH = {"results", "report"}
+WITHOUT_TORCH = {"results", "report", "glossary"}
 
 
 def imports(path: Path) -> Iterator[list[str]]:

@@ -12,6 +12,7 @@ Measuring, of any model that calls softmax attention (on the command line: outwa
 
     measure                       a model, batches -> a Run
     load                          a run directory -> a Run
+    compare                       two runs or more -> differences with intervals
     load_model, batches           names and paths -> a Source, and batches for it
     watch, WatchCallback          the same batches, again and again while a model is trained
     capture                       every attention call of a model: q, k, v, y, and who saw whom
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from outward.engines.direct import measure as measure
     from outward.engines.trainer import WatchCallback as WatchCallback
     from outward.engines.watch import watch as watch
+    from outward.run import compare as compare
     from outward.run import load as load
     from outward.sources.batches import batches as batches
     from outward.sources.models import load_model as load_model
@@ -80,6 +82,7 @@ __version__ = "0.1.0"
 _HOME = {
     "measure": "engines.direct",
     "load": "run",
+    "compare": "run",
     "load_model": "sources.models",
     "batches": "sources.batches",
     "watch": "engines.watch",

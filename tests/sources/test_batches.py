@@ -149,8 +149,9 @@ def test_a_model_of_ones_own_gets_its_ids_by_place_and_never_padded(ragged: Path
     assert all(batch.inputs == {} and batch.valid is None for batch in made)
     rows = [(name, batch.args[0].shape[1]) for batch in made for name in batch.documents]
     whole = len(words(20)) // 30
-    assert rows[: whole + 1] == [("0.txt", 30)] * whole + [("1.txt", len(words(5, offset=50)))]
-    assert rows[-1] == ("3.txt", len(words(2, offset=150)))
+    assert rows.count(("0.txt", 30)) == whole
+    assert ("1.txt", len(words(5, offset=50))) in rows
+    assert ("3.txt", len(words(2, offset=150))) in rows
 
 
 def test_a_model_of_ones_own_without_a_tokenizer_is_told(ragged: Path) -> None:

@@ -20,7 +20,15 @@ from outward.sources.batch import Batch
 from outward.sources.documents import PIECE
 from outward.sources.errors import SourceError
 from outward.sources.provenance import fingerprint
-from outward.sources.text import Window, encoder, shuffled, special_ids, text_batches, text_windows
+from outward.sources.text import (
+    AT_ONCE,
+    Window,
+    encoder,
+    shuffled,
+    special_ids,
+    text_batches,
+    text_windows,
+)
 from sources.tiny import WORDS, byte_tokenizer, prefix_tokenizer, word_tokenizer, words
 
 PLAIN = word_tokenizer(special=False)
@@ -69,10 +77,22 @@ def test_windows_never_cross_records(tmp_path: Path) -> None:
     assert [(w.document, w.index, len(w.ids)) for w in made] == [
         ("a.jsonl:1", 0, 7),
         ("a.jsonl:2", 0, 10),
-        ("a.jsonl:2", 1, 10),
         ("a.jsonl:3", 0, 4),
+        ("a.jsonl:2", 1, 10),
     ]
     assert not crosses(made, RECORDS)
+
+
+def test_documents_take_turns(tmp_path: Path) -> None:
+    """A few windows are of many texts, and no more than AT_ONCE are open at a time."""
+    many = AT_ONCE + 3
+    path = jsonl(tmp_path / "a.jsonl", [words(20, offset=20 * n) for n in range(many)])
+    made = windows(path, samples=many)
+    assert len({w.document for w in made}) == AT_ONCE
+    assert [w.index for w in made] == [0] * AT_ONCE + [1] * 3
+    rest = windows(path, samples=10**6)
+    assert len(rest) == 2 * many
+    assert len({(w.document, w.index) for w in rest}) == 2 * many
 
 
 def test_windows_that_cross_records_would_be_seen(tmp_path: Path) -> None:

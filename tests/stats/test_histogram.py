@@ -7,7 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from outward.stats.histogram import BINS, Histogram, Kind, bins_of, edges
+from outward.stats.binning import bins_of
+from outward.stats.histogram import BINS, Histogram, Kind, edges
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RANDOM = np.random.default_rng(4)

@@ -28,13 +28,13 @@ def print_run(
     _refuse_missing((*shown, *(c.measure for c in conditions)), run)
     true = [c.text for c in conditions if c.holds(document["layers"])]
     if json:
-        _result(as_json(document))
+        result(as_json(document))
     else:
         wide = None if sys.stdout.isatty() else 120
-        _result(heading(run.manifest))
+        result(heading(run.manifest))
         show(document, run.reading, _console(width=wide), shown)
         if kept:
-            _result(f"kept in {run.path}")
+            result(f"kept in {run.path}")
     for text in true:
         say(f"--fail-if {text}: it is true")
     if true:
@@ -64,13 +64,27 @@ def _refuse_missing(measures: tuple[str, ...], run: "Run") -> None:
         )
 
 
+def print_comparison(document: dict[str, Any], *, json: bool, csv: bool) -> None:
+    from outward.report.compare import rows
+    from outward.report.tables import as_csv
+    from outward.report.terminal import show_comparison
+    from outward.results import as_json
+
+    if json:
+        result(as_json(document))
+    elif csv:
+        sys.stdout.write(as_csv(rows(document)))
+    else:
+        show_comparison(document, _console(width=None if sys.stdout.isatty() else 140))
+
+
 def print_rows(rows: list[dict[str, Any]], json: bool) -> int:
     from rich.table import Table
 
     from outward.results import as_json
 
     if json:
-        _result(as_json(rows))
+        result(as_json(rows))
         return DONE
     table = Table(*rows[0], box=None, pad_edge=False)
     for row in rows:
@@ -90,7 +104,8 @@ def _console(**options: Any) -> "Console":
     return Piped(highlight=False, **options)
 
 
-def _result(text: str) -> None:
+def result(text: str) -> None:
+    """What the command is asked for."""
     sys.stdout.write(text + "\n")
 
 

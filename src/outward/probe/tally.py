@@ -5,7 +5,7 @@ the token's own depends on how many others it sees.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,33 +13,15 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outward.glossary import MEASURES
 from outward.measures import bias_native
 from outward.measures.bias import PER_PAIR, PER_TOKEN, Bias, Kernel
 from outward.measures.optional import Extra
-from outward.stats.histogram import BINS, Histogram, Kind, bins_of, narrow
+from outward.stats.binning import bins_of
+from outward.stats.histogram import BINS, Histogram, Kind, narrow
 from outward.stats.moments import Moments
 
-KINDS: dict[str, Kind] = {
-    "value_similarity": "cosine",
-    "self_weight": "weight",
-    "self_weight_ratio": "ratio",
-    "self_similarity": "cosine",
-    "null_similarity": "cosine",
-    "excess_similarity": "signed",
-    "self_part": "signed",
-    "common_part": "signed",
-    "selective_part": "signed",
-    "context_part": "signed",
-    "centred_similarity": "cosine",
-    "removed_energy": "share",
-    "sink_weight": "weight",
-    "previous_weight": "weight",
-    "entropy": "nats",
-    "orthogonal_similarity": "cosine",
-    "mean_removed_similarity": "cosine",
-    "exclusive_similarity": "cosine",
-    "equicorrelated_similarity": "cosine",
-}
+KINDS: dict[str, Kind] = {name: cast(Kind, x.kind) for name, x in MEASURES.items()}
 NOTHING = Extra()
 
 

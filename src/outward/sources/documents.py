@@ -92,7 +92,12 @@ def _records(
         if not isinstance(text, str) or NO_TEXT.search(text):
             skipped.append(f"{source}:{number}: its field {name!r} is {_kind(text)}.")
             continue
-        yield Document(f"{source}:{number}", (text[i : i + PIECE] for i in range(0, len(text), PIECE)))
+        yield Document(f"{source}:{number}", _pieces(text))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Of this text, whatever has been read since."""
+    return (text[i : i + PIECE] for i in range(0, len(text), PIECE))
 
 
 def _kind(value: Any) -> str:

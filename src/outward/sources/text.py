@@ -2,9 +2,10 @@
 
 import hashlib
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from outward.sources.errors import SourceError
 
 SpecialTokens = Literal["auto", "never"]
 Encode = Callable[[str], list[int]]
+AT_ONCE = 32  # documents that are open at a time
 LEAST = 2  # a token alone has no others to attend to
 SEAMS = (re.compile(r".*\S( )\S", re.DOTALL), re.compile(r".*\S(\s)\S", re.DOTALL))
 
@@ -44,10 +46,11 @@ def text_windows(
     field: str | None = None,
     skipped: list[str] | None = None,
 ) -> Iterator[Window]:
-    """At most `samples` windows of `length` tokens, special tokens among them, in order of the data.
+    """At most `samples` windows of `length` tokens, special tokens among them.
 
-    No window crosses from one document to the next. A short rest is dropped, unless it is all that
-    its document has. What is left out is named in `skipped`.
+    Several documents take turns, so that a few windows are of many texts. No window crosses from one
+    document to the next. A short rest is dropped, unless it is all that its document has. What is left
+    out is named in `skipped`.
     """
     left_out = skipped if skipped is not None else []
     cutter = _Cutter(encoder(tokenizer), length, *_around(tokenizer, special_tokens))
@@ -58,11 +61,25 @@ def text_windows(
             f"length {length}: a window needs at least {cutter.least} tokens here, of them "
             f"{length - cutter.size} that the tokenizer adds. A token alone has no others to attend to."
         )
-    windows = chain.from_iterable(
+    each = (
         _windows(document, cutter, left_out, must=is_one_document(data))
         for document in documents(data, field=field, skipped=left_out)
     )
-    return limited(windows, samples, f"{data} holds no text of {LEAST} tokens or more.", left_out)
+    nothing = f"{data} holds no text of {LEAST} tokens or more."
+    return limited(_in_turn(each), samples, nothing, left_out)
+
+
+def _in_turn(each: Iterator[Iterator[Window]]) -> Iterator[Window]:
+    """The first window of each of some documents, then the second; who has no more makes place."""
+    some = deque(islice(each, AT_ONCE))
+    while some:
+        windows = some.popleft()
+        window = next(windows, None)
+        if window is None:
+            some.extend(islice(each, 1))
+        else:
+            yield window
+            some.append(windows)
 
 
 def text_batches(windows: Iterable[Window], *, batch: int, pad_id: int | None) -> Iterator[Batch]:

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 BINS = 128
 Kind = Literal["cosine", "share", "nats", "weight", "ratio", "signed"]
@@ -39,20 +37,6 @@ def edges(kind: Kind) -> Cells:
 def _by_bits(lowest: int, many: int) -> Cells:
     n = np.arange(many)
     return 2.0 ** (lowest + n // STEPS) * (1 + (n % STEPS) / STEPS)
-
-
-def bins_of(x: Tensor, kind: Kind) -> Tensor:
-    """The bin of each number, as int32. NaN gets any."""
-    x = x.float()
-    if kind in EQUAL:
-        low, high = EQUAL[kind]
-        t = (x - low) * (BINS / (high - low))
-        return t.nan_to_num_(0).clamp_(0, BINS - 1).int()
-    many = BINS // 2 if kind == "signed" else BINS
-    bits = (x.abs() if kind == "signed" else x.clamp_min(0)).view(torch.int32)
-    n = (bits >> (23 - STEPS_BITS)) - (((127 + LOWEST[kind]) << STEPS_BITS) - 1)
-    n = n.clamp_(0, many - 1)
-    return n if kind != "signed" else torch.where(x < 0, many - 1 - n, many + n)
 
 
 Counts = NDArray[np.unsignedinteger[Any]]

@@ -78,9 +78,9 @@ def test_arrays_are_histograms(run: Run) -> None:
 
 def test_a_notebook_shows_it(run: Run) -> None:
     shown = run._repr_html_()
-    assert shown.count("<tr>") == 2 + LAYERS  # of them two are titles
-    assert all(name in shown for name in COLUMNS if name in PER_TOKEN)
-    assert f"{run.layers.loc[1, 'self_weight']:.3f}" in shown
+    assert shown.count("<tr>") == 1 + LAYERS
+    assert all(title in shown for name, title in COLUMNS.items() if name in PER_TOKEN)
+    assert f"{run.layers.loc[1, 'self_weight']:.4g}" in shown
     assert shown.count("<li>") == len(run.reading)
     text = str(run)
     assert f"{run.layers.loc[1, 'self_similarity']:.3f}" in text
@@ -88,7 +88,7 @@ def test_a_notebook_shows_it(run: Run) -> None:
 
 
 def test_sentences_are_no_html(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outward.run.reading", lambda document: ["<script>"])
+    monkeypatch.setattr("outward.report.cells.reading", lambda document: ["<script>"])
     assert "<script>" not in run._repr_html_()
     assert "&lt;script&gt;" in run._repr_html_()
 

@@ -1,6 +1,5 @@
 """A run, as a user holds it: DataFrames, a document, a reading, and a table in a notebook."""
 
-import html
 import io
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +10,15 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from outward.report.frames import Shown
+from outward.report.heads import head_document
 from outward.report.reading import reading
 from outward.report.summary import summary
-from outward.report.terminal import COLUMNS, show
+from outward.report.terminal import show
 from outward.results import Result
 from outward.results import load as load_result
 from outward.results import save as save_result
+from outward.run.head import Head
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +89,17 @@ class Run:
         show(self.document, self.reading, Console(file=text, width=120))
         return text.getvalue()
 
-    def _repr_html_(self) -> str:
-        columns = [c for c in ("module", *COLUMNS) if c in self.layers]
-        said = "".join(f"<li>{html.escape(s)}</li>" for s in self.reading)
-        return (
-            self.layers[columns].style.format(precision=3, escape="html").to_html() + f"<ul>{said}</ul>"
+    def head(self, layer: int, head: int, *, series: str = "main") -> Head:
+        """One head: its measures, by place in the text, and how tokens are spread."""
+        return Head(
+            self.result, layer, head, series, head_document(self.result, layer, head, series=series)
         )
+
+    def _repr_html_(self) -> str:
+        from outward.report.cells import run_cell
+
+        model = (self.manifest.get("model") or {}).get("id") or "a model"
+        return run_cell(Shown(str(model), self.result))
 
 
 def load(path: str | Path) -> Run:
