@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 import tyro
 from tyro.conf import FlagCreatePairsOff
 
+from outward.cli.exploring import explore
 from outward.cli.measuring import measure, merge
 from outward.cli.options import UsageError
 from outward.cli.printing import DONE, FAILED, USAGE, print_rows, say
+from outward.cli.reporting import compare, report
 
 DESCRIPTION = (
     "How much does attention hand each token back to itself? Begin with: outward measure smollm2. "
@@ -63,6 +65,9 @@ def doctor(*, json: bool = False, debug: bool = False) -> int:
 COMMANDS: dict[str, Callable[..., int]] = {
     "measure": measure,
     "merge": merge,
+    "compare": compare,
+    "report": report,
+    "explore": explore,
     "models": models,
     "doctor": doctor,
 }

@@ -1,0 +1,3 @@
+from browser import chromium
+
+__all__ = ["chromium"]
