@@ -112,11 +112,16 @@ def test_progress_goes_to_stderr(tmp_path: Path, capsys: Said, monkeypatch: PATC
 def test_the_rate_is_from_the_first_chunk_on(seconds: float, said: str, monkeypatch: PATCHES) -> None:
     clock = iter([0.0, 50.0, 50.0 + seconds])  # the model loads for most of the first fifty seconds
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    told = Told(80, 2)
+    told = Told(80, 2, ["main"])
     assert told.line("main", 10, 10) == "main: 10 of at most 80 windows"
     windows = 20 if seconds == 2.0 else 80
     done = 20 if seconds == 2.0 else 15
     assert told.line("main", done, windows).endswith(said)
+
+
+def test_progress_says_which_pass_of_how_many() -> None:
+    told = Told(80, 1, ["main", "length=8"])
+    assert told.line("length=8", 10, 10).startswith("length=8 (2 of 2): 10 of at most 80 windows")
 
 
 # ---- exit codes and conditions

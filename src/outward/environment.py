@@ -29,14 +29,14 @@ def known_models() -> list[dict[str, Any]]:
         {"name": "ORG/NAME[@REVISION]", "what": "a model of transformers, by its id", "here": hub},
         {"name": "FOLDER", "what": "a model of transformers, saved as safetensors", "here": "yes"},
         _model("FILE.gguf", "a quantised model", "gguf", "demo"),
-        _model("timm/NAME", "an image model of timm", "timm", "vision"),
-        _model("open_clip:NAME[/WEIGHTS]", "the image tower of a CLIP", "open_clip", "vision"),
+        _model("timm/NAME", "an image model of timm", "timm", "vision", hub),
+        _model("open_clip:NAME[/WEIGHTS]", "the image tower of a CLIP", "open_clip", "vision", hub),
         {"name": "FILE.py:FUNCTION", "what": "what the function returns: a module", "here": "yes"},
     ]
 
 
-def _model(name: str, what: str, package: str, extra: str) -> dict[str, Any]:
-    here = "yes" if find_spec(package) else f"pip install 'outward[{extra}]'"
+def _model(name: str, what: str, package: str, extra: str, there: str = "yes") -> dict[str, Any]:
+    here = there if find_spec(package) else f"pip install 'outward[{extra}]'"
     return {"name": name, "what": what, "here": here}
 
 

@@ -37,6 +37,8 @@ def test_layers_and_heads_are_frames(run: Run) -> None:
         assert frame["module"].iloc[-1] == "layers.1.self_attn"
     names = list(DEFAULT)
     means = run.heads.groupby("layer")[names].mean()
+    between = run.layers[["self_similarity_low", "self_similarity", "self_similarity_high"]].to_numpy()
+    assert (np.diff(between) >= 0).all()
     pd.testing.assert_frame_equal(run.layers[names], means, rtol=4 * np.finfo(float).eps)
 
 

@@ -216,9 +216,10 @@ def _run(plan: "Plan", folder: Path, way: Way) -> "Run | None":
 
 def _work(plan: "Plan", share: "Share", folder: Path, way: Way) -> None:
     from outward.engines.group import together
+    from outward.engines.plan import passes
     from outward.engines.work import work
 
-    with progress(plan.samples, share.count) as told:
+    with progress(plan.samples, share.count, [p.series for p in passes(plan)]) as told:
         if way.ray:
             from outward.engines.ray import work as ray_work
 

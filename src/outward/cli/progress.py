@@ -1,7 +1,7 @@
 """Windows done, rate and time left, on stderr."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,14 @@ EVERY = 10.0  # seconds from one line to the next, where stderr is no terminal
 
 
 @contextmanager
-def progress(samples: int, workers: int) -> Iterator[Callable[[str, int, int], None]]:
+def progress(
+    samples: int, workers: int, passes: Sequence[str]
+) -> Iterator[Callable[[str, int, int], None]]:
     """Windows done, rate and time left on stderr; where that is no terminal, a line now and then."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    told = Told(samples, workers)
+    told = Told(samples, workers, passes)
     if console.is_terminal:
         with console.status("loading the model") as status:
             yield lambda *done: status.update(told.line(*done))
@@ -34,10 +36,10 @@ def progress(samples: int, workers: int) -> Iterator[Callable[[str, int, int], N
 
 
 class Told:
-    """What is said of progress: of at most so many windows, shared by so many workers."""
+    """What is said of progress: of at most so many windows in each pass, shared by so many workers."""
 
-    def __init__(self, samples: int, workers: int) -> None:
-        self.samples, self.workers = samples, workers
+    def __init__(self, samples: int, workers: int, passes: Sequence[str]) -> None:
+        self.samples, self.workers, self.passes = samples, workers, list(passes)
         self.series, self.began, self.before = "", time.monotonic(), 0
 
     def line(self, series: str, done: int, windows: int) -> str:
@@ -49,7 +51,8 @@ class Told:
         ):  # the rate is measured from the first chunk on: before it, the model loads
             self.series, self.began, self.before = series, now, done
             rate = 0.0
-        said = f"{series}: {windows} of at most {self.samples} windows"
+        which = f" ({self.passes.index(series) + 1} of {len(self.passes)})" if self.passes[1:] else ""
+        said = f"{series}{which}: {windows} of at most {self.samples} windows"
         if rate > 0:
             left = max(0, self.samples - windows) / self.workers / rate
             said += f", {rate:.3g} a second, {_duration(left)} left"

@@ -1,5 +1,6 @@
 """Altair charts -> SVG, PNG and PDF, without a browser and without a network."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,16 @@ VEGA_LITE = "6.1"
 FORMATS = ("svg", "png", "pdf")
 
 
+_SPOKEN = re.compile(r' (?:role|aria-[a-z]+)="[^"]*"')
+
+
 def page_svg(chart: Any) -> str:
-    """For a page: in the colour of the text around it, on whatever is behind."""
-    return _svg(_themed(chart, "currentColor", "transparent"))
+    """For a page: in the colour of the text around it, on whatever is behind.
+
+    It is silent: whoever puts it there describes it, once, instead of every line in it.
+    """
+    svg = _SPOKEN.sub("", _svg(_themed(chart, "currentColor", "transparent")))
+    return svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
 
 def paper(chart: Any, form: str) -> bytes:

@@ -40,8 +40,8 @@ class Run:
 
     @cached_property
     def layers(self) -> pd.DataFrame:
-        """A row per layer: the mean over heads of every measure."""
-        return pd.DataFrame(self.document["layers"]).set_index("layer")
+        """A row per layer: the mean over heads of every measure, and the interval of the bias."""
+        return pd.DataFrame([_flat(x) for x in self.document["layers"]]).set_index("layer")
 
     @cached_property
     def heads(self) -> pd.DataFrame:
@@ -100,6 +100,13 @@ class Run:
 
         model = (self.manifest.get("model") or {}).get("id") or "a model"
         return run_cell(Shown(str(model), self.result))
+
+
+def _flat(layer: dict[str, Any]) -> dict[str, Any]:
+    """With the ends of its interval as two numbers."""
+    low, high = layer.get("self_similarity_interval") or (None, None)
+    known = {k: x for k, x in layer.items() if k != "self_similarity_interval"}
+    return known | {"self_similarity_low": low, "self_similarity_high": high}
 
 
 def load(path: str | Path) -> Run:
