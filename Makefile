@@ -5,15 +5,16 @@ VENV := .venv/.installed
 UNHOOKED := -o addopts='--strict-markers --import-mode=importlib'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all check bench census
+.PHONY: help demo test test-slow test-all check bench census screenshots
 
 help:
-	@echo 'make demo      the main job: a real pretrained model, measured'
+	@echo 'make demo      the main job: a real pretrained model, measured, and a report of it'
 	@echo 'make test      the tests, in minutes'
 	@echo 'make test-all  the slow ones too: real processes, every architecture'
 	@echo 'make check     ruff, mypy, and the levels of the rooms'
 	@echo 'make bench     speed and memory, as tables; results go to results/'
 	@echo 'make census    every architecture of the libraries; makes docs/models.md again'
+	@echo 'make screenshots   the pictures of README again, by Chromium'
 
 # requirements.lock names every package with its exact version, so nothing is resolved here.
 $(VENV): requirements.lock pyproject.toml packaging/mend_torchvision.py
@@ -24,8 +25,12 @@ $(VENV): requirements.lock pyproject.toml packaging/mend_torchvision.py
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+# Once it is measured, it is shown again in seconds.
 demo: $(VENV)
-	$(BIN)/outward measure smollm2 --length 256 --samples 24 --batch 4 --baseline random-weights,shuffled-tokens
+	$(BIN)/outward measure smollm2 --length 256 --samples 24 --batch 4 --baseline random-weights,shuffled-tokens --lengths 64,128 --out demo/smollm2 --resume
+	$(BIN)/outward report demo/smollm2 -o demo/report.html
+	@echo 'Open demo/report.html in a browser. To click through every head, and to type a text of yours:'
+	@echo '    $(BIN)/outward explore demo --model smollm2'
 
 # The second pass is without the type hook, which torch.compile cannot trace.
 test: $(VENV)
@@ -50,3 +55,6 @@ bench: $(VENV)
 
 census: $(VENV)
 	$(BIN)/python -m benchmarks.census --out results/census --table docs/models.md
+
+screenshots: demo
+	$(BIN)/python docs/screenshots.py --run demo/smollm2 --model smollm2 --report demo/report.html --out docs/images
