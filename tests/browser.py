@@ -6,6 +6,7 @@ of the Content-Security-Policy and foreign requests are collected, and none may 
 
 import io
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +129,14 @@ def colours(picture: bytes) -> int:
     """How many colours a screenshot has: one, or two, are a blank page."""
     with Image.open(io.BytesIO(picture)) as image:
         return len(set(image.convert("RGB").resize((400, 400)).get_flattened_data()))
+
+
+def until(page: "Page", expression: str, argument: Any = None) -> None:
+    """Waits for it to be true. Playwright's own wait_for_function needs what a strict policy forbids."""
+    end = time.monotonic() + 15
+    while not page.evaluate(expression, argument):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(20)
 
 
 def overflow(page: "Page") -> int:

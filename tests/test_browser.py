@@ -76,7 +76,7 @@ def test_findings_blank_pages_and_overflow_are_found(chromium: Browser) -> None:
         assert overflow(page) == 0
         assert colours(page.screenshot()) > 2
     with watched(chromium, ORIGIN, viewport={"width": 360, "height": 400}) as page:
-        visit(page, "<img src='data:,'><div style='width: 500px'></div>")
+        visit(page, "<img src='data:,'><div style='width: 500px'>wide</div>")
         assert any("image-alt" in found for found in findings(page))
         assert overflow(page) >= 140
         page.evaluate("document.body.replaceChildren()")

@@ -87,11 +87,12 @@ class Served:
             **options,
         )
 
-    def raw(self, sent: bytes) -> bytes:
-        """What comes back for these very bytes, to its end."""
+    def raw(self, sent: bytes, *, leave: bool = False) -> bytes:
+        """What comes back for these very bytes, until the server hangs up. leave: nothing follows."""
         with self.connected() as opened:
             opened.sendall(sent)
-            opened.shutdown(socket.SHUT_WR)
+            if leave:
+                opened.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: opened.recv(65536), b""))
 
     def connected(self) -> socket.socket:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engines.command import environment
+from engines.command import SAMPLES, environment
 from explorer.serving import run
 from outward.explorer import runs as module
 from outward.explorer.runs import Runs
@@ -76,8 +76,8 @@ def test_what_is_listed(folder: Path) -> None:
         "kind": "measure",
         "layers": 2,
         "heads": 4,
-        "windows": 30,
-        "documents": 12,
+        "windows": SAMPLES,
+        "documents": load(run()).manifest["documents"]["main"],
         "series": ["main", "shuffled-tokens", "length=8"],
         "problem": None,
     }

@@ -1,6 +1,8 @@
 """Who is answered, against a real server; and that the app behind it would have answered."""
 
+import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -250,6 +252,21 @@ def test_an_error_that_nobody_foresaw_is_told_here_and_not_to_the_client(
         assert b"secret" not in answer.body
         assert HEADERS.items() <= answer.headers.items()
         assert made.told == ["/api/runs: ZeroDivisionError: secret; --debug shows where it comes from"]
+
+
+def test_other_protocols_are_hung_up_on() -> None:
+    """A websocket asks with no Origin check of the browser's: there is none here."""
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is read")
+
+    guard = app(Runs((run(),)), None, Access("t", 1), print)
+    asyncio.run(guard({"type": "websocket", "path": "/", "headers": []}, receive, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 # ---- that all of this is the guard's doing

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ import pytest
 import torch
 
 import outward
+from browser import Browser, Page, watched
 from explorer.serving import run
 from outward.explorer import notebook, widget
 from outward.explorer.runs import Parsed, Runs
+from outward.measures.bias import DEFAULT
 from outward.run import Run, load
 from outward.stats.histogram import edges
 
@@ -117,6 +121,51 @@ def test_its_module_parses(tmp_path: Path) -> None:
     file.write_text(widget(load(run()))._esm)
     done = subprocess.run(["node", "--check", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+SHOW = """async ([esm, data, style]) => {
+    const url = URL.createObjectURL(new Blob([esm], { type: "text/javascript" }));
+    const el = document.createElement("div");
+    document.body.append(el);
+    const model = { get: (name) => ({ data, style })[name] };
+    (await import(url)).default.render({ model, el });
+}"""
+
+
+CELL = "[role=grid] [tabindex='0']"
+
+
+@contextmanager
+def shown(chromium: Browser, made: Any) -> Iterator[Page]:
+    """As a notebook shows it: a module, an element, and nothing else of the page."""
+    with watched(chromium, "blob:") as page:
+        page.goto("about:blank")
+        page.evaluate(SHOW, [made._esm, made.data, made.style])
+        yield page
+
+
+def test_in_a_browser_it_draws_heads_and_one_of_them_in_full(chromium: Browser) -> None:
+    made = widget(load(run()))
+    with shown(chromium, made) as page:
+        assert page.get_by_text(made.data["document"]["reading"][0]).is_visible()
+        page.locator(CELL).focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        assert page.locator("h2", has_text="Layer 1, head 0").is_visible()
+        assert page.locator("table.measures tbody tr").count() == len(DEFAULT)
+        assert page.locator("svg.plot").count() == 2
+        page.get_by_role("button", name="weight on itself", exact=True).click()
+        assert page.locator("svg.plot").count() == 2
+
+
+def test_without_details_it_says_so(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "MOST_HEADS", 7)
+    with shown(chromium, widget(load(run()))) as page:
+        page.locator(CELL).focus()
+        page.keyboard.press("Enter")
+        assert page.locator("h2", has_text="Layer 0, head 0").is_visible()
+        assert page.get_by_text("The notebook holds no more of it.").is_visible()
+        assert page.locator("table.measures").count() == 0
 
 
 def test_without_anywidget_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

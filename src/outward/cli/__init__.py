@@ -2,6 +2,8 @@
 
 main.py       the commands, and what becomes of errors and signals
 measuring.py  outward measure, outward merge
+reporting.py  outward compare, outward report
+exploring.py  outward explore
 options.py    what options say
 progress.py   windows done, rate and time left
 printing.py   results to stdout, everything else to stderr

@@ -32,10 +32,9 @@ from outward.explorer.pictures import (
 from outward.explorer.safety import RefusedError
 from outward.measures.bias import PER_TOKEN, bias
 from outward.sources.batch import Batch
-from outward.sources.batches import _ready as ready
+from outward.sources.batches import ready
 from outward.sources.errors import SourceError, first_line
-from outward.sources.images import _batch as picture_batch
-from outward.sources.images import _prepare as prepared
+from outward.sources.images import picture_batch, prepared
 from outward.sources.source import Source
 from outward.sources.text import Window, encoder, special_ids, text_batches
 from outward.taps.capture import capture
@@ -45,7 +44,7 @@ MOST_KEPT = 4 * 2**30
 """Bytes of q, k, v, y and masks."""
 LONGEST_TOKEN = 128
 """Characters; a text is cut at so many times the most tokens, before the tokenizer reads it."""
-BROKEN = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+BROKEN = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 """What a forward pass, a tokenizer or a processor raises of an input that it cannot take."""
 
 
@@ -99,18 +98,13 @@ class Live:
         self.max_tokens = min(max_tokens, source.max_length or max_tokens)
         self._last: Answer | None = None
         self._feed: Callable[[Any], Given] = self._feeder()
-        self._example = self._tried()
+        layers = [layer.told for layer in self._tried().layers]
+        self._size = {"layers": len(layers), "heads": max(layer["heads"] for layer in layers)}
 
     def info(self) -> dict[str, Any]:
         """What the page says of the model."""
-        layers = self._example.layers
-        return {
-            "model": self.source.name,
-            "kind": self.source.kind,
-            "layers": len(layers),
-            "heads": max(layer.told["heads"] for layer in layers),
-            "max_tokens": self.max_tokens,
-        }
+        about = {"model": self.source.name, "kind": self.source.kind}
+        return {**about, **self._size, "max_tokens": self.max_tokens}
 
     def run(self, given: str | bytes, stop: Event) -> dict[str, Any]:
         """Give the model a text, or the bytes of a picture. Called in one thread at a time."""
@@ -197,7 +191,7 @@ class Live:
 
     def _answer(self, given: Given, leash: "Leash") -> Answer:
         began = time.monotonic()
-        watch = Watch(self.source, leash, self.max_tokens, self._tokens_of(given))
+        watch = Watch(leash, self.max_tokens, self._tokens_of(given))
         body, calls = self.source.body, capture(self.source.body, watch)
         with torch.no_grad(), _refused(self.source.name), leash.on(body), calls:
             body(*given.batch.args, **given.batch.inputs)
@@ -294,7 +288,7 @@ class Watch:
     only: of calls with another number of tokens nothing is kept.
     """
 
-    def __init__(self, source: Source, leash: Leash, max_tokens: int, only: int | None) -> None:
+    def __init__(self, leash: Leash, max_tokens: int, only: int | None) -> None:
         self._leash, self._max_tokens, self._only = leash, max_tokens, only
         self._layers: dict[int, Layer] = {}
         self._left_out: dict[int, str] = {}
@@ -317,7 +311,7 @@ class Watch:
             try:
                 self._layers[call.layer] = self._layer(call)
             except ValueError as error:  # of masks that no measure is defined for
-                why = f"{str(error).removeprefix(f'{call.module}: ').rstrip('.')}"
+                why = str(error).removeprefix(f"{call.module}: ").rstrip(".")
         if why is not None:
             self._left_out[call.layer] = f"{call.module}: {why}."
 

@@ -14,15 +14,16 @@ MOST_HEADS = 512
 """Above it, what is known of single heads would be tens of megabytes, and stays out."""
 DIGITS = 5
 RENDER = """
-function details(data, box, layer, head) {
-  const [name, one] = [`Layer ${layer}, head ${head}`, data.heads[`${layer}.${head}`]];
-  if (!one) return box.replaceChildren(el("p", {}, `${name}: the notebook holds no more of it.`));
+function details(data, said, box, layer, head) {
+  const one = data.heads[`${layer}.${head}`];
+  said.textContent = `Layer ${layer}, head ${head}`;
+  if (!one) return box.replaceChildren(el("p", {}, "The notebook holds no more of it."));
   const measures = data.document.measures;
   const [table, plots] = [el("section", {}), el("section", { class: "plots" })];
   const draw = (chosen) => {
     const [{ kind }, spread] = [measures[chosen], one.measures];
     const [counts, rows] = [one.histograms[chosen]?.counts, one.places[chosen] ?? []];
-    const [bars, line] = [counts && el("div"), rows.length > 1 && el("div")];
+    const [bars, line] = [counts?.some(Boolean) && el("div"), rows.length > 1 && el("div")];
     measureTable(table, { spread, measures, chosen, choose: draw });
     plots.replaceChildren(...[bars, line].filter(Boolean));
     const [mean, edges] = [spread[chosen].mean, data.edges[kind]];
@@ -30,17 +31,17 @@ function details(data, box, layer, head) {
     if (line) curve(line, { rows, kind, label: `${title(chosen)} by place in the document` });
   };
   const words = el("p", {}, sentence(one.measures));
-  box.replaceChildren(el("h2", {}, name), words, el("div", { class: "head" }, table, plots));
+  box.replaceChildren(words, el("div", { class: "head" }, table, plots));
   draw("self_similarity" in one.measures ? "self_similarity" : Object.keys(one.measures)[0]);
 }
 
 function render({ model, el: outer }) {
   const [data, style] = [model.get("data"), document.createElement("style")];
   style.textContent = model.get("style");
-  const [run, one] = [el("div"), el("div", { "aria-live": "polite" })];
-  const root = el("div", { class: "outward" }, run, one);
+  const [run, said, one] = [el("div"), el("h2", { "aria-live": "polite" }), el("div")];
+  const root = el("div", { class: "outward" }, run, said, one);
   outer.attachShadow({ mode: "open" }).append(style, root);
-  const open = (layer, head) => details(data, one, layer, head);
+  const open = (layer, head) => details(data, said, one, layer, head);
   renderRun(run, data.document, { series: data.series, open });
 }
 

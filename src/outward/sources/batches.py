@@ -57,7 +57,7 @@ def batches(
         made = sound_batches(
             source, data, length=seconds, samples=samples, batch=batch, seed=seed, skipped=skipped
         )
-    return (_ready(source, one) for one in made)
+    return (ready(source, one) for one in made)
 
 
 def _length(source: Source, length: int | float | None, default: int | float) -> int | float:
@@ -84,7 +84,7 @@ def _pad_id(source: Source) -> int | None:
     return next((x for x in ids if isinstance(x, int)), 0)  # hidden by the mask, so any will do
 
 
-def _ready(source: Source, batch: Batch) -> Batch:
+def ready(source: Source, batch: Batch) -> Batch:
     """As the model is called with it: on its device, of its type, with a start for its decoder."""
     if source.kind == "text" and not hasattr(source.body, "main_input_name"):
         batch = replace(batch, args=(batch.inputs["input_ids"],), inputs={})

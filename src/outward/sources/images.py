@@ -32,9 +32,9 @@ def image_batches(
     pictures = _generated(source, samples, seed) if data is None else _read(data, left_out)
     nothing = f"{data} holds no picture that can be read ({_suffixes()})."
     first = limited(pictures, samples, nothing, left_out)
-    prepared = ((name, _prepare(source, image)) for name, image in first)
-    for group in grouped(prepared, batch, lambda item: [x.shape for x in item[1].values()]):
-        yield _batch(source, group)
+    ready = ((name, prepared(source, image)) for name, image in first)
+    for group in grouped(ready, batch, lambda item: [x.shape for x in item[1].values()]):
+        yield picture_batch(source, group)
 
 
 def generated_image(height: int, width: int, *, seed: int) -> Float[Tensor, "3 height width"]:
@@ -93,7 +93,7 @@ def _read(data: str | Path, skipped: list[str]) -> Iterator[tuple[str, Any]]:
             skipped.append(f"{name} cannot be read as a picture: {first_line(error)}.")
 
 
-def _prepare(source: Source, image: Any) -> dict[str, Tensor]:
+def prepared(source: Source, image: Any) -> dict[str, Tensor]:
     """The inputs of one picture, with a batch axis of 1."""
     processor = source.processor
     if processor is None:
@@ -110,7 +110,8 @@ def _plain(image: Any, size: tuple[int, int]) -> Float[Tensor, "1 3 height width
     return pixels.view(height, width, 3).permute(2, 0, 1)[None] / 127.5 - 1
 
 
-def _batch(source: Source, group: list[Prepared]) -> Batch:
+def picture_batch(source: Source, group: list[Prepared]) -> Batch:
+    """Pictures that were prepared, as one batch."""
     joined = {name: torch.cat([inputs[name] for _, inputs in group]) for name in group[0][1]}
     documents = [name for name, _ in group]
     if hasattr(source.body, "main_input_name"):
