@@ -1,6 +1,6 @@
 """The measures of a run by name: the kind of number, its title in figures, its formula. No torch.
 
-Kinds are those of the bins of stats/histogram.py: cosine, share, nats, weight, ratio, signed.
+Kinds are those of the bins of stats/histogram.py: cosine, share, nats, weight, ratio, signed, count.
 """
 
 from dataclasses import dataclass
@@ -83,7 +83,41 @@ MEASURES = {
     ),
 }
 
+CONTEXT = {
+    "mask_size": Measure("count", "tokens attended to most", "tokens j with c_j ≥ θ max c"),
+    "separator_share": Measure(
+        "share", "of them separators", "of these, separators and special tokens"
+    ),
+    "high_pairs": Measure("count", "high pairs", "pairs with C_ij ≥ τ max C"),
+    "high_mass": Measure("share", "mass of high pairs", "Σ C over high pairs, of Σ |C| over all pairs"),
+    "mean_distance": Measure("count", "distance in high pairs", "the mean of |i-j| over high pairs"),
+    "same_sentence_share": Measure("share", "high pairs in one sentence", "of high pairs"),
+    "same_sentence_chance": Measure(
+        "share", "the same by chance", "of all pairs at the distances of the high pairs"
+    ),
+    "equal_share": Measure("share", "high pairs of equal tokens", "of high pairs"),
+    "equal_chance": Measure("share", "equal tokens by chance", "of all pairs"),
+    "local_share": Measure("share", "high pairs at most 2 apart", "of high pairs"),
+    "local_chance": Measure("share", "at most 2 apart by chance", "of all pairs"),
+    "focal_share": Measure("share", "ends at the focal token", "of the ends of high pairs"),
+    "gini": Measure("share", "unevenness of ends", "Gini's coefficient of the ends at each token"),
+    "diagonal_share": Measure("share", "share of the diagonal", "Σ C_ii over Σ |C|"),
+    "common_share": Measure("share", "share of the common direction", "|mean y|² over mean |y|²"),
+    "rank_correlation": Measure(
+        "cosine", "rank correlation with attention", "Spearman's, of C_ij and P_ij + P_ji"
+    ),
+}
+"""Of context similarity: measures/context.py."""
+
+
+def measure_of(name: str) -> Measure | None:
+    """By name; what follows an @ is a threshold."""
+    base = name.partition("@")[0]
+    return MEASURES.get(base) or CONTEXT.get(base)
+
 
 def title_of(measure: str) -> str:
     """A measure as figures name it."""
-    return MEASURES[measure].title if measure in MEASURES else measure.replace("_", " ")
+    known, threshold = measure_of(measure), measure.partition("@")[2]
+    title = measure.replace("_", " ") if known is None else known.title
+    return f"{title} at {threshold}" if threshold and known else title

@@ -13,6 +13,7 @@ from outward.engines.plan import Pass, Plan, chunks, load
 from outward.engines.work import Watched
 from outward.measures.bias import DEFAULT
 from outward.probe.chunks import pack, unpack
+from outward.probe.loop import BiasLens
 from outward.probe.tables import histograms, profile, samples
 from outward.probe.tally import EMPTY, Chunk
 
@@ -24,7 +25,7 @@ def some() -> list[Chunk]:
     """Three chunks of a model; the last has windows that are shorter, and one that was left out."""
     plan = Plan(str(tiny()), str(texts()), length=LENGTH, samples=20, batch=2, device="cpu")
     source = load(plan, Pass("main", LENGTH))
-    with Watched(source.body, None, verify=False, kernel="torch") as watched:
+    with Watched(source.body, None, verify=False, lens=BiasLens()) as watched:
         found = [watched.tally(c) for c in chunks(plan, Pass("main", LENGTH), source, [])]
     return [*found[:-1], replace(found[-1], skipped=["03.txt, window 1: ünï"])]
 
@@ -109,7 +110,7 @@ def test_longer_windows_bring_more_buckets() -> None:
     short = some()[0]
     plan = Plan(str(tiny()), str(texts()), length=40, samples=2, batch=2, device="cpu")
     source = load(plan, Pass("main", 40))
-    with Watched(source.body, None, verify=False, kernel="torch") as watched:
+    with Watched(source.body, None, verify=False, lens=BiasLens()) as watched:
         (long,) = (watched.tally(c) for c in chunks(plan, Pass("main", 40), source, []))
     for both in (short.merge(long), long.merge(short)):
         places = set(table(both).to_pandas()["place"].dropna())

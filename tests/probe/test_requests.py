@@ -22,6 +22,7 @@ from outward.measures.bias import DEFAULT, Bias, bias
 from outward.measures.optional import OPTIONAL, REQUESTS, entropy
 from outward.probe import loop
 from outward.probe.chunks import pack, unpack
+from outward.probe.loop import BiasLens
 from outward.probe.tables import histograms, profile, samples
 from outward.probe.tally import Chunk
 from outward.results import ResultError
@@ -147,7 +148,7 @@ def chunk(measures: tuple[str, ...], number: int) -> Chunk:
     )
     one = Pass("main", LENGTH)
     source = load(plan, one)
-    with Watched(source.body, None, False, kernel="torch", measures=plan.measures) as watched:
+    with Watched(source.body, None, False, lens=BiasLens(plan.measures)) as watched:
         return watched.tally(list(chunks(plan, one, source, []))[number])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from outward.glossary import MEASURES
+from outward.glossary import CONTEXT, MEASURES
 from outward.probe.tally import KINDS
 from outward.results import ResultError
 from outward.run import Run, compare
@@ -65,5 +65,6 @@ def test_names_of_runs() -> None:
 
 
 def test_the_glossary_knows_every_measure() -> None:
-    assert set(KINDS) == set(MEASURES)
+    assert set(KINDS) == set(MEASURES | CONTEXT)
+    assert not set(MEASURES) & set(CONTEXT)
     assert set(KINDS.values()) <= set(Kind.__args__)

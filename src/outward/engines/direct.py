@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from outward.engines.finish import assemble
 from outward.engines.plan import CHUNK, KIND, asked_for
 from outward.engines.work import Watched, kernel_of
+from outward.probe.loop import BiasLens
 from outward.probe.tally import EMPTY, Chunk
 from outward.results import claim
 from outward.run import Run
@@ -53,7 +54,8 @@ def measure(
     only = None if layers is None else tuple(layers)
     with InEvalMode(original):
         call = run or (lambda b: original(*b.args, **b.inputs))
-        watched = Watched(original, only, verify, kernel=kernel_of(kernel), measures=requests, run=call)
+        lens = BiasLens(requests, kernel_of(kernel))
+        watched = Watched(original, only, verify, lens=lens, run=call)
         found, about = tallied(watched, as_batches(batches))
     if not found.documents:
         raise ValueError(" ".join(["nothing could be measured.", *found.skipped[:1]]))

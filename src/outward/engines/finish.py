@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from outward.engines.kept import read_chunk
 from outward.engines.plan import KIND, Pass, Plan, passes, read_plan
-from outward.probe.tables import histograms, profile, samples
+from outward.probe.tables import arrays, histograms, profile, samples
 from outward.probe.tally import EMPTY, Chunk
 from outward.results import MANIFEST, Result, ResultError, load, read_json, read_manifest, save
 
@@ -46,7 +46,7 @@ def merged(plan: Plan, facts: dict[str, Any], folder: Path) -> Result:
     if not series["main"].documents:
         why = (series["main"].skipped + failed)[:1]
         raise ResultError(" ".join(["nothing could be measured.", *why]))
-    return assemble(series, about, {"plan": asdict(plan), **facts}, failed)
+    return assemble(series, about, {"plan": asdict(plan), **facts}, failed, kind=plan.kind)
 
 
 def assemble(
@@ -54,6 +54,8 @@ def assemble(
     about: dict[str, dict[str, Any]],
     facts: dict[str, Any],
     failed: list[str],
+    *,
+    kind: str = KIND,
 ) -> Result:
     """Tables, arrays and manifest of finished passes."""
     main = series["main"]
@@ -61,7 +63,7 @@ def assemble(
         raise ResultError(_no_attention(about["main"]["coverage"]))
     skipped = list(dict.fromkeys(x for n, c in series.items() for x in about[n]["skipped"] + c.skipped))
     manifest = {
-        "kind": KIND,
+        "kind": kind,
         **facts,
         **{k: about["main"][k] for k in KEPT_OF_A_PASS},
         "windows": {n: len(c.documents) for n, c in series.items()},
@@ -78,8 +80,8 @@ def assemble(
             t for n, c in series.items() for t in samples(n, c)
         ).unify_dictionaries(),
     }
-    arrays = {k: v for n, c in series.items() for k, v in histograms(n, c).items()}
-    return Result(manifest, tables, arrays)
+    kept = {k: v for n, c in series.items() for k, v in (histograms(n, c) | arrays(n, c)).items()}
+    return Result(manifest, tables, kept)
 
 
 def _no_attention(coverage: list[dict[str, Any]]) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from outward.measures.bias import DEFAULT
+from outward.measures.context import Options
 from outward.measures.optional import OPTIONAL, requests_for
+from outward.probe.context import Form
 from outward.results import MANIFEST, ResultError, as_json, claim, read_json, write_file
 from outward.sources.batch import Batch
 from outward.sources.batches import batches
@@ -19,12 +21,14 @@ from outward.sources.text import shuffled
 
 CHUNK = 4
 """Batches in a chunk, whatever the number of workers: what is done again when a worker dies."""
-KIND = "measure"
+KIND, CONTEXT = "measure", "context"
 PLAN = "plan.json"
 MODEL = "model."
 """How files in chunks/ begin that say which model was loaded."""
 KERNELS = ("auto", "native", "torch")
 BASELINES = ("random-weights", "shuffled-tokens")
+FORMS: dict[str, Form] = {"rotated-values": "rotated", "exclusive-form": "exclusive"}
+"""Of context similarity only: what else is made of the same weights and values."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Plan:
     """The options of a run. Two workers with equal plans do parts of the same run.
 
     measures: what is computed beside the default ones; of any names, what they ask for is kept.
+    context: context similarity is looked at, and how; None: the bias. whole: only windows of the full
+    length, none that ends before.
     """
 
     model: str
@@ -51,13 +57,21 @@ class Plan:
     kernel: str = "auto"
     allow_pickle: bool = False
     measures: tuple[str, ...] = ()
+    context: Options | None = None
+    whole: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Of the run that it makes."""
+        return KIND if self.context is None else CONTEXT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "measures", asked_for(self.measures))
-        unknown = set(self.baselines) - set(BASELINES)
+        known = BASELINES if self.context is None else (*BASELINES, *FORMS)
+        unknown = set(self.baselines) - set(known)
         if unknown:
             raise ResultError(
-                f"no baseline {', '.join(sorted(unknown))}: there are {', '.join(BASELINES)}."
+                f"no baseline {', '.join(sorted(unknown))}: there are {', '.join(known)}."
             )
         if self.kernel not in KERNELS:
             raise ResultError(f"kernel {self.kernel!r}: it is one of {', '.join(KERNELS)}.")
@@ -96,6 +110,7 @@ class Pass:
     length: float | int | None
     random_weights: bool = False
     shuffled: bool = False
+    form: Form = "standard"
 
 
 def passes(plan: Plan) -> list[Pass]:
@@ -103,6 +118,7 @@ def passes(plan: Plan) -> list[Pass]:
     found = [Pass("main", plan.length)]
     if "shuffled-tokens" in plan.baselines:
         found.append(Pass("shuffled-tokens", plan.length, shuffled=True))
+    found += [Pass(x, plan.length, form=FORMS[x]) for x in FORMS if x in plan.baselines]
     found += [Pass(f"length={n}", n) for n in plan.lengths]
     if "random-weights" in plan.baselines:
         found.append(Pass("random-weights", plan.length, random_weights=True))
@@ -132,6 +148,7 @@ def chunks(plan: Plan, one: Pass, source: Source, skipped: list[str]) -> Iterato
         seed=plan.seed,
         special_tokens=plan.special_tokens,  # type: ignore[arg-type]
         field=plan.field,
+        whole=plan.whole,
         skipped=skipped,
     )
     if one.shuffled:
@@ -145,7 +162,7 @@ def begin(plan: Plan, out: Path, *, resume: bool, shared: bool, facts: dict[str,
     facts: what else must agree for the same bytes to come out: versions, hashes of model and data.
     shared: other workers may have begun already; otherwise going on must be asked for.
     """
-    claim(out, KIND)
+    claim(out, plan.kind)
     written = json.loads(as_json({"plan": asdict(plan), **facts}))
     file = out / PLAN
     if (out / MANIFEST).is_file() and not (resume and file.is_file()):
@@ -182,5 +199,12 @@ def read_plan(out: Path) -> tuple[Plan, dict[str, Any]]:
         raise ResultError(f"{out}: no run was begun there (it has no {PLAN}).")
     facts = read_json(file)
     fields = facts.pop("plan")
-    tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    tuples = _tuples(fields)
+    if tuples.get("context") is not None:
+        tuples["context"] = Options(**_tuples(tuples["context"]))
     return Plan(**tuples), facts
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists only."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}

@@ -18,7 +18,7 @@ from outward.engines.plan import Pass, Plan, chunks, load, passes
 from outward.engines.work import (
     Progress,
     Watched,
-    kernel_of,
+    lens_of,
     refuse_passes,
     threads,
     threads_of,
@@ -39,8 +39,9 @@ class Worker:
     def __init__(self, plan: Plan, one: Pass, number: int, verify: bool) -> None:
         self._threads = threads(number)
         self._threads.__enter__()
-        body, kernel = load(plan, one).body, kernel_of(plan.kernel)
-        self.watched = Watched(body, plan.layers, verify, kernel=kernel, measures=plan.measures)
+        source = load(plan, one)
+        lens = lens_of(plan, one, source)
+        self.watched = Watched(source.body, plan.layers, verify, lens=lens)
         self.watched.__enter__()
 
     def measure(self, batches: tuple[Batch, ...]) -> bytes:

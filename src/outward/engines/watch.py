@@ -23,6 +23,7 @@ from outward.engines.plan import asked_for
 from outward.engines.undisturbed import devices_of, seeded, undisturbed, unwrapped
 from outward.engines.work import Watched, kernel_of
 from outward.measures.bias import Kernel
+from outward.probe.loop import BiasLens
 from outward.probe.tally import Chunk
 from outward.run import Run
 from outward.sources.batch import Batch
@@ -178,8 +179,7 @@ class Watcher:
                 self.model,
                 options.layers,
                 verify,
-                kernel=options.kernel,
-                measures=options.measures,
+                lens=BiasLens(options.measures, options.kernel),
                 run=call,
             )
             chunk, about = tallied(watched, (_moved(b, device) for b in self.batches))

@@ -22,7 +22,8 @@ from outward.environment import cores
 from outward.measures import native
 from outward.measures.bias import Kernel
 from outward.probe.chunks import pack
-from outward.probe.loop import Probe, coverage_of, row
+from outward.probe.context import ContextLens
+from outward.probe.loop import BiasLens, Lens, Probe, coverage_of, row
 from outward.probe.tally import Chunk
 from outward.results import ResultError
 from outward.sources.batch import Batch
@@ -30,6 +31,7 @@ from outward.sources.functions import refuse_fresh
 from outward.sources.models import local_identity
 from outward.sources.provenance import NOTES, fingerprint
 from outward.sources.source import Source
+from outward.sources.text import separators
 from outward.taps.proof import prove
 
 Progress = Callable[[str, int, int], None]
@@ -110,6 +112,10 @@ def refuse_passes(plan: Plan, source: Source) -> None:
     """Baselines and lengths that the model does not take, before hours went by with the others."""
     if "random-weights" in plan.baselines:
         refuse_fresh(plan.model)
+    if plan.context is not None and source.kind != "text":
+        raise ResultError(
+            f"context similarity is of texts, and {source.name} takes {source.kind}: take another."
+        )
     if "shuffled-tokens" in plan.baselines and source.kind != "text":
         raise ResultError(
             f"baseline shuffled-tokens: it is for text, and {source.name} takes {source.kind}; leave "
@@ -132,8 +138,7 @@ def _pass(
     failed: list[str] = []
     first: tuple[Batch, ...] = ()
     done = number = windows = made = 0
-    kernel, body = kernel_of(plan.kernel), source.body
-    with Watched(body, plan.layers, verify, kernel=kernel, measures=plan.measures) as watched:
+    with Watched(source.body, plan.layers, verify, lens=lens_of(plan, one, source)) as watched:
         for number, chunk in enumerate(chunks(plan, one, source, skipped), start=1):
             first = first or chunk
             windows += windows_in(chunk)
@@ -151,6 +156,14 @@ def _pass(
                 watched.measure(first)
             write_about(folder, one, number, skipped, watched.about() | told_of(plan, source))
     return failed
+
+
+def lens_of(plan: Plan, one: Pass, source: Source) -> Lens:
+    """What a pass looks for."""
+    if plan.context is None:
+        return BiasLens(plan.measures, kernel_of(plan.kernel))
+    ends = separators(source.processor)
+    return ContextLens(plan.context, ends, form=one.form, seed=plan.seed)
 
 
 def windows_in(chunk: tuple[Batch, ...]) -> int:
@@ -178,13 +191,12 @@ class Watched:
         layers: tuple[int, ...] | None,
         verify: bool,
         *,
-        kernel: Kernel,
-        measures: tuple[str, ...] = (),
+        lens: Lens,
         run: Callable[[Batch], Any] | None = None,
     ) -> None:
         self.model, self.layers, self.verify = model, layers, verify
         self.run = run or (lambda batch: model(*batch.args, **batch.inputs))
-        self.probe = Probe(model, self.run, layers=layers, measures=measures, kernel=kernel)
+        self.probe = Probe(model, self.run, layers=layers, lens=lens)
         self.checks: dict[str, Any] | None = None
 
     def __enter__(self) -> "Watched":

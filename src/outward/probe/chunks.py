@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ def pack(chunk: Chunk) -> bytes:
         arrays |= _sparse(f"{n}.histogram", layer.histogram)
         arrays |= _sparse(f"{n}.pair_histogram", layer.pair_histogram)
         arrays[f"{n}.means"] = layer.means
+        for kind, named in (("sums", layer.sums), ("rows", layer.rows)):
+            arrays |= {f"{n}.{kind}.{name}": x for name, x in named.items()}
     about = {
         "layers": [layer.layer for layer in chunk.layers],
         "modules": [layer.module for layer in chunk.layers],
@@ -57,12 +60,17 @@ def unpack(data: bytes) -> Chunk:
             _dense(arrays, f"{n}.pair_histogram"),
             arrays[f"{n}.means"],
             alone,
+            *(_named(arrays, f"{n}.{kind}.") for kind in ("sums", "rows")),
         )
         for n, (layer, module, alone, per_pair, per_token) in enumerate(
             zip(*(about[x] for x in OF_LAYERS), strict=True)
         )
     ]
     return Chunk(layers, about["documents"], about["windows"], about["skipped"])
+
+
+def _named(arrays: Arrays, prefix: str) -> dict[str, NDArray[Any]]:
+    return {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
 
 
 def _moments(arrays: Arrays, name: str) -> Moments:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,36 @@ class _Mask:
         return both and torch.equal(self.valid, other.valid)  # type: ignore[arg-type]
 
 
+@runtime_checkable
+class Lens(Protocol):
+    """What is looked for in calls, and how it is tallied."""
+
+    def read(self, batch: Batch) -> None:
+        """What is to be known of the batch before its calls come."""
+
+    def tally(self, call: AttentionCall, see: Visible, windows: int) -> LayerTally | None:
+        """One call, of so many windows; None of one that nothing can be said of."""
+
+
+class BiasLens:
+    """The measures of bias.py and optional.py."""
+
+    def __init__(self, measures: tuple[str, ...] = (), kernel: Kernel = "torch") -> None:
+        self.requests, self.kernel = requests_for(measures), kernel
+
+    def read(self, batch: Batch) -> None:
+        """Nothing: calls say all."""
+
+    def tally(self, call: AttentionCall, see: Visible, windows: int) -> LayerTally:
+        """One call, of so many windows."""
+        measured = bias(call, see, kernel=self.kernel)
+        numbers = measured.tokens[_MUST_BE_FINITE]
+        if not torch.where(measured.kept[:, None], numbers, 0).isfinite().all():
+            raise BadSampleError(f"NaN or infinity comes out of {call.module}")
+        more = extra(call, measured, self.requests)
+        return tally(call.layer, call.module, measured, windows, extra=more, kernel=self.kernel)
+
+
 class Probe:
     """A model that is being watched. `measure` runs a batch and returns its tallies."""
 
@@ -58,9 +88,10 @@ class Probe:
         layers: tuple[int, ...] | None = None,
         measures: tuple[str, ...] = (),
         kernel: Kernel = "torch",
+        lens: Lens | None = None,
     ) -> None:
-        self.model, self.run, self.only, self.kernel = model, run, layers, kernel
-        self.requests = requests_for(measures)
+        self.model, self.run, self.only = model, run, layers
+        self.lens = BiasLens(measures, kernel) if lens is None else lens
         self.calls = capture(model, self._observe)
         self._layers: list[list[LayerTally]] = []
         self._seen: list[tuple[_Mask, Visible]] = []
@@ -107,6 +138,7 @@ class Probe:
         self._layers, self._windows = [], len(batch.documents)
         self.calls.valid = batch.valid
         self._seen.clear()  # of a batch that failed, with other padding
+        self.lens.read(batch)
         self.calls.begin()
         with torch.no_grad():
             self.run(batch)
@@ -117,14 +149,11 @@ class Probe:
     def _observe(self, call: AttentionCall) -> None:
         if self.only is not None and call.layer not in self.only:
             return
-        measured = bias(call, self._visible(call), kernel=self.kernel)
-        numbers = measured.tokens[_MUST_BE_FINITE]
-        if not torch.where(measured.kept[:, None], numbers, 0).isfinite().all():
-            raise BadSampleError(f"NaN or infinity comes out of {call.module}")
+        found = self.lens.tally(call, self._visible(call), self._windows)
+        if found is None:
+            return
         while len(self._layers) <= call.layer:
             self._layers.append([])
-        more = extra(call, measured, self.requests)
-        found = tally(call.layer, call.module, measured, self._windows, extra=more, kernel=self.kernel)
         self._layers[call.layer].append(found)
 
     def _visible(self, call: AttentionCall) -> Visible:

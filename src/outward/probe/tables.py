@@ -1,12 +1,13 @@
 """Chunks -> the tables and arrays of a run."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from outward.probe.tally import KINDS, Chunk, LayerTally, bucket_start
+from outward.probe.tally import Chunk, LayerTally, bucket_start, kind_of
 from outward.stats.histogram import Histogram, Kind
 from outward.stats.moments import Moments
 
@@ -57,7 +58,7 @@ def _rows(
     histogram: Histogram,
 ) -> pa.RecordBatch:
     heads = len(cells.count)
-    kind: Kind = KINDS[measure]
+    kind: Kind = kind_of(measure)
     value = cells.value()
     quantiles = {
         name: histogram.value(kind, q, value["min"], value["max"]) for name, q in QUANTILES.items()
@@ -121,4 +122,13 @@ def histograms(series: str, chunk: Chunk) -> dict[str, NDArray[np.int32]]:
             (layer.pair_histogram.counts, layer.histogram.over(2).counts)
         ).astype(np.int32)
         for layer in chunk.layers
+    }
+
+
+def arrays(series: str, chunk: Chunk) -> dict[str, NDArray[Any]]:
+    """By layer: what adds up over windows, and what has a row for each."""
+    return {
+        f"{series}.layer{layer.layer}.{name}": x
+        for layer in chunk.layers
+        for name, x in (*layer.sums.items(), *layer.rows.items())
     }

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outward.glossary import MEASURES
+from outward.glossary import CONTEXT, MEASURES
 from outward.measures import bias_native
 from outward.measures.bias import PER_PAIR, PER_TOKEN, Bias, Kernel
 from outward.measures.optional import Extra
@@ -21,7 +21,7 @@ from outward.stats.binning import bins_of
 from outward.stats.histogram import BINS, Histogram, Kind, narrow
 from outward.stats.moments import Moments
 
-KINDS: dict[str, Kind] = {name: cast(Kind, x.kind) for name, x in MEASURES.items()}
+KINDS: dict[str, Kind] = {n: cast(Kind, x.kind) for n, x in (MEASURES | CONTEXT).items()}
 NOTHING = Extra()
 
 
@@ -32,7 +32,8 @@ class LayerTally:
     per_pair, per_token: the names of its measures. tokens: cells (measure, head, bucket) of per_token.
     pairs: cells (measure, head) of per_pair. means: of every window, (window, measure, head) of
     `measures`; NaN where a window has no token that counts. alone: how many tokens saw only
-    themselves and were left out.
+    themselves and were left out. sums: arrays that add up over windows, larger for longer ones. rows:
+    arrays with a row for each window.
     """
 
     layer: int
@@ -45,6 +46,8 @@ class LayerTally:
     pair_histogram: Histogram
     means: NDArray[np.float64]
     alone: int
+    sums: dict[str, NDArray[Any]] = field(default_factory=dict)
+    rows: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -69,6 +72,8 @@ class LayerTally:
             pair_histogram=a.pair_histogram.merge(b.pair_histogram),
             means=np.concatenate((a.means, b.means)),
             alone=a.alone + b.alone,
+            sums={name: added(x, b.sums[name]) for name, x in a.sums.items()},
+            rows={name: np.concatenate((x, b.rows[name])) for name, x in a.rows.items()},
         )
 
     def _grown(self, buckets: int) -> "LayerTally":
@@ -118,6 +123,16 @@ class Chunk:
 EMPTY = Chunk([], [], [])
 
 
+def added(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """The sum of two arrays, each as if it went on with zeros to the size of the other."""
+    if a.shape == b.shape:
+        return a + b
+    total = np.zeros(np.maximum(a.shape, b.shape), np.result_type(a, b))
+    for x in (a, b):
+        total[tuple(map(slice, x.shape))] += x
+    return total
+
+
 def bucket_start(bucket: int) -> int:
     """The first place of a bucket: 0, 1, 2, 4, 8, ..."""
     return 0 if bucket == 0 else 2 ** (bucket - 1)
@@ -150,7 +165,7 @@ def tally(
         (*PER_TOKEN, *extra.tokens),
         Moments.of(count.sum(axis=1), total.sum(axis=1), squares.sum(axis=1), low, high),
         Histogram(narrow(counts)),
-        *_of_pairs(pairs, per_pair),
+        *of_pairs(pairs, per_pair),
         _means(total, count, pairs, windows),
         int((see.is_alone.expand(len(measured.tokens[0]), -1)).sum()),
     )
@@ -235,7 +250,12 @@ def _histogram(
     return counts.view(measures, heads, buckets, BINS).cpu().numpy()
 
 
-def _of_pairs(
+def kind_of(measure: str) -> Kind:
+    """Of which kind its numbers are; what follows an @ is a threshold."""
+    return KINDS[measure.partition("@")[0]]
+
+
+def of_pairs(
     pairs: Float[Tensor, "measure batch head document"], names: tuple[str, ...]
 ) -> tuple[Moments, Histogram]:
     """Cells (measure, head): each document is one number."""
@@ -245,7 +265,7 @@ def _of_pairs(
     count = known.sum(axis=-1).astype(np.float64)
     low, high = np.where(known, x, np.inf).min(axis=-1), np.where(known, x, -np.inf).max(axis=-1)
     moments = Moments.of(count, y.sum(axis=-1), (y * y).sum(axis=-1), low, high)
-    counts = [Histogram.of(x[n], KINDS[name]).counts for n, name in enumerate(names)]
+    counts = [Histogram.of(x[n], kind_of(name)).counts for n, name in enumerate(names)]
     return moments, Histogram(np.stack(counts))
 
 

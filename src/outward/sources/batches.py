@@ -27,12 +27,13 @@ def batches(
     seed: int = 0,
     special_tokens: SpecialTokens = "auto",
     field: str | None = None,
+    whole: bool = False,
     skipped: list[str] | None = None,
 ) -> Iterator[Batch]:
     """Batches of at most `samples` windows, on the model's device, in the order of the data.
 
     length is in tokens (text) or seconds (audio). seed is for what is generated where data is None.
-    What had to be left out is named in `skipped`.
+    What had to be left out is named in `skipped`; with whole, that are also texts shorter than length.
     """
     if samples < 1 or batch < 1:
         raise SourceError(f"samples {samples}, batch {batch}: both must be at least 1.")
@@ -47,6 +48,7 @@ def batches(
             samples=samples,
             special_tokens=special_tokens,
             field=field,
+            whole=whole,
             skipped=skipped,
         )
         made = text_batches(windows, batch=batch, pad_id=_pad_id(source))

@@ -44,13 +44,14 @@ def text_windows(
     samples: int,
     special_tokens: SpecialTokens = "auto",
     field: str | None = None,
+    whole: bool = False,
     skipped: list[str] | None = None,
 ) -> Iterator[Window]:
     """At most `samples` windows of `length` tokens, special tokens among them.
 
     Several documents take turns, so that a few windows are of many texts. No window crosses from one
     document to the next. A short rest is dropped, unless it is all that its document has. What is left
-    out is named in `skipped`.
+    out is named in `skipped`; with whole, that are also documents shorter than length.
     """
     left_out = skipped if skipped is not None else []
     cutter = _Cutter(encoder(tokenizer), length, *_around(tokenizer, special_tokens))
@@ -66,7 +67,11 @@ def text_windows(
         for document in documents(data, field=field, skipped=left_out)
     )
     nothing = f"{data} holds no text of {LEAST} tokens or more."
-    return limited(_in_turn(each), samples, nothing, left_out)
+    windows = _in_turn(each)
+    if whole:
+        windows = _of_length(windows, length, left_out)
+        nothing = f"{data} holds no text of {length} tokens or more."
+    return limited(windows, samples, nothing, left_out)
 
 
 def _in_turn(each: Iterator[Iterator[Window]]) -> Iterator[Window]:
@@ -80,6 +85,23 @@ def _in_turn(each: Iterator[Iterator[Window]]) -> Iterator[Window]:
         else:
             yield window
             some.append(windows)
+
+
+def _of_length(windows: Iterator[Window], length: int, skipped: list[str]) -> Iterator[Window]:
+    for window in windows:
+        if len(window.ids) == length:
+            yield window
+        else:
+            skipped.append(f"{window.document} has {len(window.ids)} tokens, fewer than {length}.")
+
+
+def separators(tokenizer: Any, ends: str = ".;?!:") -> frozenset[int]:
+    """The ids of tokens that are one of these signs, with or without space around it."""
+    many = getattr(tokenizer, "vocab_size", None)
+    if many is None or not hasattr(tokenizer, "decode"):
+        return frozenset()
+    whole = max(many, len(tokenizer)) if hasattr(tokenizer, "__len__") else many
+    return frozenset(i for i in range(whole) if tokenizer.decode([i]).strip() in set(ends))
 
 
 def text_batches(windows: Iterable[Window], *, batch: int, pad_id: int | None) -> Iterator[Batch]:

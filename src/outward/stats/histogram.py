@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 128
-Kind = Literal["cosine", "share", "nats", "weight", "ratio", "signed"]
+Kind = Literal["cosine", "share", "nats", "weight", "ratio", "signed", "count"]
 Cells = NDArray[np.float64]
 
 # Equal bins from, to. An even spread over T keys has ln T nats: 16 are nine million keys.
@@ -17,14 +17,15 @@ EQUAL = {"cosine": (-1.0, 1.0), "share": (0.0, 1.0), "nats": (0.0, 16.0)}
 STEPS_BITS = 3
 STEPS = 2**STEPS_BITS
 # The power of two at which the first bin ends; it holds all below. The last holds all above.
-LOWEST = {"weight": -15, "ratio": -7, "signed": -6}
+LOWEST = {"weight": -15, "ratio": -7, "signed": -6, "count": 0}
 
 
 def edges(kind: Kind) -> Cells:
     """The BINS + 1 edges of a kind of quantity.
 
-    cosine: [-1, 1], share: [0, 1], nats: [0, 16]: equal bins. weight: to 1, ratio: to 256: by leading
-    bits. signed: the same for either sign, to 3.75, with 2^-6 on both sides of 0 in bins of their own.
+    cosine: [-1, 1], share: [0, 1], nats: [0, 16]: equal bins. weight: to 1, ratio: to 256,
+    count: to 65536: by leading bits. signed: the same for either sign, to 3.75, with 2^-6 on both sides
+    of 0 in bins of their own.
     """
     if kind in EQUAL:
         return np.linspace(*EQUAL[kind], BINS + 1)

@@ -13,8 +13,8 @@ function route() {
 	return { live: null, ...Object.fromEntries(given), layer: number("layer"), head: number("head"), token: number("token") };
 }
 
-const address = (to) => `#${Object.entries(to).filter(([, x]) => x !== null && x !== undefined && x !== "main")
-	.map(([name, x]) => (name === "live" ? name : `${name}=${encodeURIComponent(x)}`)).join("&")}`;
+const address = (to) => `#${new URLSearchParams(Object.entries(to).filter(([, x]) => x !== null && x !== undefined && x !== "main"))}`
+	.replace("live=", "live");
 
 // the address follows what is chosen, without a step in the history
 const follow = (part) => history.replaceState(null, "", address({ ...route(), ...part }));
@@ -133,7 +133,7 @@ async function headView(here) {
 	if (at < 0) throw new Error(`This run has no layer ${layer} with a head ${head}.`);
 	const series = data.series.includes(here.series) ? here.series : "main";
 	const baseline = data.series.find((s) => s !== series && !/^(main|length=|step=)/.test(s));
-	const [own, base] = await Promise.all([series, baseline].map((s) => s && once(`${runPath(run)}/heads/${layer}/${head}?series=${encodeURIComponent(s)}`)));
+	const [own, base] = await Promise.all([series, baseline].map((s) => s && once(`${runPath(run)}/heads/${layer}/${head}?${new URLSearchParams({ series: s })}`)));
 	lastRun = run;
 	lastHead.set(run, { layer, head });
 

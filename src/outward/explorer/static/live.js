@@ -218,7 +218,7 @@ function show(output, { here, follow, alone, fail }) {
 			mark(i, j);
 			const row = Array.from({ length: size() }, (_, k) => ({ value: cell(name, i, k), k }))
 				.filter(({ value }) => known(value) && (value || name !== "attention")).sort((a, b) => b.value - a.value);
-			draw.topList(list, row.slice(0, 10).map(({ value, k }) => ({ name: nameOf(k), value, own: k === i })), colours,
+			draw.topList(list, row.slice(0, 10).map(({ value, k }) => ({ name: patch(k) ? nameOf(k) : draw.marked(nameOf(k)), value, own: k === i })), colours,
 				name === "attention" ? row[0]?.value : 1);
 		}
 		image?.mark(...(patch(i) || [-1, -1]));

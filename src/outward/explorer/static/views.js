@@ -401,7 +401,7 @@ export function curve(box, { rows, other = [], kind, label }) {
 }
 
 /** A token’s text, its spaces and line ends as small marks. */
-const marked = (token) => visible(token, true).split(/([·↵⇥]+)/).map((part) => (/^[·↵⇥]/.test(part) ? el("small", part) : part));
+export const marked = (token) => visible(token, true).split(/([·↵⇥]+)/).map((part) => (/^[·↵⇥]/.test(part) ? el("small", part) : part));
 
 /** Tokens of which one is chosen, by mouse or keys. @param {{tokens: string[], label: string, pick: (i: number) => void, look: (i: number | null) => void}} options */
 export function tokenLine({ tokens, label, pick, look }) {
@@ -495,5 +495,5 @@ export function walkable({ label, under, pick, look }) {
 
 /** The largest of a row as text, each with a bar. */
 export const topList = (element, items, colours, high) => put(element, items.map(({ name, value, own }) =>
-	el(own ? "li.own" : "li", el("span.name", marked(name), own && el("em", " itself")),
+	el(own ? "li.own" : "li", el("span.name", name, own && el("em", " itself")),
 		el("span.track", el("span.bar", { style: { width: `${(100 * Math.abs(value)) / high}%`, background: colours.css(value) } })), say(value))));
