@@ -73,7 +73,8 @@ def started() -> Iterator["Browser"]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator["Browser"]:
     """One for all tests of a file. As long as it runs, this thread has an event loop that runs, and
-    tests elsewhere that start one of their own would fail: so not one for all files."""
+    tests elsewhere that start one of their own would fail: so not one for all files.
+    """
     with started() as browser:
         yield browser
 
@@ -132,7 +133,7 @@ def colours(picture: bytes) -> int:
 
 
 def until(page: "Page", expression: str, argument: Any = None) -> None:
-    """Waits for it to be true. Playwright's own wait_for_function needs what a strict policy forbids."""
+    """Waits for it to be true; playwright's wait_for_function needs what a strict policy forbids."""
     end = time.monotonic() + 15
     while not page.evaluate(expression, argument):
         assert time.monotonic() < end, expression

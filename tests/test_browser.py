@@ -36,7 +36,11 @@ def test_a_quiet_page_passes(chromium: Browser) -> None:
         ("<script>Promise.reject(new Error('oh'))</script>", {}, "page error: .*oh"),
         ("<script>1</script>", STRICT, "CSP: script-src-elem: inline"),
         ("<p style='color: red'>", STRICT, "CSP: style-src-attr: inline"),
-        ("<img alt='' src='http://elsewhere.test/x.png'>", {}, "request to http://elsewhere.test/x.png"),
+        (
+            "<img alt='' src='http://elsewhere.test/x.png'>",
+            {},
+            "request to http://elsewhere.test/x.png",
+        ),
         ("<script>fetch('//elsewhere.test')</script>", {}, "request to http://elsewhere.test/"),
         ("<script>open('//elsewhere.test')</script>", {}, "request to http://elsewhere.test/"),
     ],
@@ -44,7 +48,12 @@ def test_a_quiet_page_passes(chromium: Browser) -> None:
 def test_what_is_planted_is_seen(
     chromium: Browser, body: str, headers: dict[str, str], complaint: str
 ) -> None:
-    with pytest.raises(AssertionError, match=complaint), watched(chromium, ORIGIN) as page:
+    with pytest.raises(AssertionError, match=complaint):
+        seen(chromium, body, headers)
+
+
+def seen(chromium: Browser, body: str, headers: dict[str, str]) -> None:
+    with watched(chromium, ORIGIN) as page:
         visit(page, body, headers)
         page.wait_for_timeout(100)
 

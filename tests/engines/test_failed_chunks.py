@@ -39,7 +39,7 @@ def failing(document: str, times: float) -> Callable[..., Any]:
     return measure_or_fail
 
 
-# Eight windows are a chunk, and texts take turns: of 00.txt to 14.txt, the first eight begin. 04.txt and
+# Eight windows are a chunk, and texts take turns: of 00.txt to 14.txt the first eight begin. 04.txt and
 # 09.txt have one window each.
 @pytest.mark.parametrize(
     ("document", "chunk", "begins"), [("04.txt", 1, "00.txt"), ("09.txt", 2, "08.txt")]

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from browser import Browser, Page, until, watched
-from engines.command import scratch, tiny
+from engines.command import scratch
 from explorer.serving import Served, served
 from explorer.serving import run as tiny_run
 from outward.explorer.live import Live
@@ -91,7 +91,7 @@ def opened(
     """A watched page of the explorer, at that address."""
     with watched(browser, origin(server), expected=expected, **options) as page:
         page.goto(f"{origin(server)}?token={server.access.token}{hash_}")
-        page.wait_for_selector(SETTLED)
+        page.wait_for_selector(SETTLED, state="attached")
         yield page
         assert not server.told
 

@@ -220,7 +220,8 @@ def test_each_view_is_drawn_and_accessible(
 
 MOVES = """[...document.querySelectorAll("*")].filter((node) => {
     const style = getComputedStyle(node);
-    return style.transitionDuration !== "0s" || style.animationName !== "none" || style.scrollBehavior === "smooth";
+    return style.transitionDuration !== "0s" || style.animationName !== "none"
+        || style.scrollBehavior === "smooth";
 }).length"""
 
 
@@ -307,7 +308,8 @@ def pixels(page: Page, n: int) -> list[int]:
         """(n) => {
             const canvas = document.querySelectorAll(".sides canvas")[n];
             const { width, height } = canvas;
-            const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+            const copy = new OffscreenCanvas(width, height)
+                .getContext("2d", { willReadFrequently: true });
             copy.drawImage(canvas, 0, 0);
             return [...new Uint32Array(copy.getImageData(0, 0, width, height).data.buffer)];
         }""",
@@ -400,7 +402,8 @@ def test_a_dropped_picture_is_taken(chromium: Browser) -> None:
         page.evaluate(
             """(bytes) => {
                 const given = new DataTransfer();
-                given.items.add(new File([new Uint8Array(bytes)], "dropped.png", { type: "image/png" }));
+                const type = "image/png";
+                given.items.add(new File([new Uint8Array(bytes)], "dropped.png", { type }));
                 document.querySelector("form").dispatchEvent(
                     new DragEvent("drop", { dataTransfer: given, cancelable: true, bubbles: true }));
             }""",

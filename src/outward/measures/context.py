@@ -69,13 +69,15 @@ class Text:
 class Pairs:
     """Of all pairs of tokens of each row, what does not depend on the head. Only i < j count.
 
-    weights: allowed, distance, same sentence, chance of that at the same distance, equal, local.
+    many, equal, local: how many pairs there are, of equal tokens, and of tokens at most 2 apart.
+    chance: of the pairs at each distance, the share in one sentence. alike: which tokens are equal.
     """
 
-    allowed: Bool[Tensor, "batch token token"]
-    weights: Float[Tensor, "batch pair weight"]
-    equal: Float[Tensor, "batch token token"]
-    distance: Int[Tensor, " pair"]
+    many: Float[Tensor, " batch"]
+    equal: Float[Tensor, " batch"]
+    local: Float[Tensor, " batch"]
+    chance: Float[Tensor, "batch token"]
+    alike: Float[Tensor, "batch token token"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ class Context:
 
     focal, tied: the focal token's id (-1 without high pairs), and whether another had as many ends.
     distances: high pairs by |i-j|. repetition: pairs by (high, equal). matrices: Σ over texts of each
-    kind of C. Names of numbers carry @τ or @θ where several thresholds were asked for.
+    kind of C, and over heads. Names of numbers carry @τ or @θ where several thresholds were asked for.
     """
 
     numbers: dict[str, Float[Tensor, "batch head"]]
@@ -92,38 +94,25 @@ class Context:
     tied: Bool[Tensor, "batch head"]
     distances: Int[Tensor, "head token"]
     repetition: Int[Tensor, "head 2 2"]
-    matrices: dict[str, Float[Tensor, "head token token"]]
+    matrices: dict[str, Float[Tensor, "token token"]]
 
 
 def pairs_of(text: Text) -> Pairs:
     """Read off the tokens once, for all heads of all layers."""
-    T = text.ids.shape[1]
+    rows, T = text.ids.shape
     place = torch.arange(T, device=text.ids.device)
-    later = place[:, None] < place
-    allowed = later & text.valid[:, :, None] & text.valid[:, None]
-    distance = (place - place[:, None]).abs()
-    same = text.sentence[:, :, None] == text.sentence[:, None]
-    equal = text.ids[:, :, None] == text.ids[:, None]
-    flat = [
-        torch.ones_like(allowed),
-        distance.expand_as(allowed),
-        same,
-        _at_same_distance(same, allowed, distance),
-        equal,
-        (distance <= LOCAL).expand_as(allowed),
-    ]
-    weights = torch.stack([(x * allowed).float().flatten(1) for x in flat], dim=2)
-    both = (equal & text.valid[:, :, None] & text.valid[:, None]).float()
-    return Pairs(allowed, weights, both, distance.flatten())
-
-
-def _at_same_distance(same: Tensor, allowed: Tensor, distance: Tensor) -> Tensor:
-    """For each pair, the share of all allowed pairs at its distance that are in one sentence."""
-    index = distance.flatten().expand(len(same), -1)
-    empty = torch.zeros(len(same), distance.shape[0], device=same.device)
-    there = empty.scatter_add(1, index, allowed.float().flatten(1))
-    found = empty.scatter_add(1, index, (same & allowed).float().flatten(1))
-    return (found / there.clamp_min(1)).gather(1, index).view_as(same)
+    both = text.valid[:, :, None] & text.valid[:, None]
+    pairs = both & (place[:, None] < place)
+    apart = (place - place[:, None]).abs()
+    alike = (text.ids[:, :, None] == text.ids[:, None]) & both
+    same = (text.sentence[:, :, None] == text.sentence[:, None]) & pairs
+    index = apart.flatten().expand(rows, -1)
+    none = torch.zeros(rows, T, dtype=torch.float64, device=text.ids.device)
+    there, found = (none.scatter_add(1, index, x.double().flatten(1)) for x in (pairs, same))
+    many, equal, local = (
+        x.double().sum(dim=(1, 2)) for x in (pairs, pairs & alike, pairs & (apart <= LOCAL))
+    )
+    return Pairs(many, equal, local, found / there.clamp_min(1), alike.float())
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,29 +150,68 @@ def context(
 
 def _rows_of(text: Text, pairs: Pairs, rows: slice) -> tuple[Text, Pairs]:
     some = Text(text.ids[rows], text.separator[rows], text.sentence[rows], text.valid[rows])
-    return some, Pairs(pairs.allowed[rows], pairs.weights[rows], pairs.equal[rows], pairs.distance)
+    counts = (pairs.many[rows], pairs.equal[rows], pairs.local[rows])
+    return some, Pairs(*counts, pairs.chance[rows], pairs.alike[rows])
 
 
 def _of_part(
     call: AttentionCall, text: Text, pairs: Pairs, see: Visible, options: Options, row: int
 ) -> Context:
     y = call.y.to(torch.promote_types(call.y.dtype, torch.float32))
-    y = y.masked_fill(~text.valid[:, None, :, None], 0)
-    outputs = {name: _outputs(y, text.valid, name) for name in SIMILARITIES}
-    o = outputs[options.similarity]
-    C = o @ o.mT
-    P = weights_of(call)
-    numbers = _whole(C, y, text.valid) | _masks(P, text, see, options.mask_thresholds)
+    if not text.valid.all():
+        y = y.masked_fill(~text.valid[:, None, :, None], 0)
+    o = _outputs(y, text.valid, options.similarity)
+    C, P = o @ o.mT, weights_of(call)
+    matrices = _summed(y, C, text.valid, options.similarity)
+    total, own = C.abs().sum(dim=(2, 3)), C.diagonal(dim1=2, dim2=3).sum(dim=2)
+    numbers = _whole(y, text.valid) | {"diagonal_share": _over(own, total)}
+    numbers |= _masks(P, text, see, options.mask_thresholds)
+    if options.ranked:
+        numbers["rank_correlation"] = _ranked(C, P, text.valid, row)
+    C.diagonal(dim1=2, dim2=3).fill_(-torch.inf)
+    top = C.amax(dim=(2, 3), keepdim=True)
     first: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for threshold in options.similarity_thresholds:
         at = f"@{threshold:g}" if len(options.similarity_thresholds) > 1 else ""
-        high = _high(C, pairs.allowed, threshold)
-        found, focal, tied, counted = _of_pairs(C, high, text, pairs)
+        high = High.of(C, (threshold * top <= C) & (top > 0))
+        found, ends = _of_pairs(high, text, pairs, (total - own) / 2)
         numbers |= {f"{name}{at}": x for name, x in found.items()}
-        first = first or [(focal, tied, _distances(high, pairs), counted)]
-    if options.ranked:
-        numbers["rank_correlation"] = _ranked(C, P, pairs.allowed, row)
-    return Context(numbers, *first[0], {n: _summed(x) for n, x in outputs.items()})
+        if not first:
+            counted = _repetition(found, pairs)
+            first = [(*_focal(ends, text, pairs), _distances(high), counted)]
+    return Context(numbers, *first[0], matrices)
+
+
+@dataclass(frozen=True, eq=False)
+class High:
+    """High pairs, i < j: the text and head of each, and its C. There are few: they are listed."""
+
+    shape: tuple[int, int, int]
+    b: Int[Tensor, " pair"]
+    h: Int[Tensor, " pair"]
+    i: Int[Tensor, " pair"]
+    j: Int[Tensor, " pair"]
+    C: Float[Tensor, " pair"]
+
+    @staticmethod
+    def of(C: Float[Tensor, "batch head token token"], is_high: Tensor) -> "High":
+        """From both halves of a symmetric matrix, one."""
+        b, h, i, j = is_high.nonzero(as_tuple=True)
+        upper = i < j
+        b, h, i, j = (x[upper] for x in (b, h, i, j))
+        return High((C.shape[0], C.shape[1], C.shape[2]), b, h, i, j, C[b, h, i, j])
+
+    def sum(self, x: Tensor) -> Float[Tensor, "batch head"]:
+        """Of a number of each pair."""
+        rows, heads, _ = self.shape
+        found = torch.bincount(self.b * heads + self.h, x.double(), rows * heads)
+        return found.view(rows, heads).to(self.C.dtype)
+
+    def at(self, places: Tensor) -> Float[Tensor, "batch head token"]:
+        """How many pairs are at each token."""
+        rows, heads, T = self.shape
+        index = (self.b * heads + self.h) * T + places
+        return torch.bincount(index, minlength=rows * heads * T).view(self.shape).to(self.C.dtype)
 
 
 def _outputs(
@@ -200,51 +228,70 @@ def _outputs(
     return (y - mean).masked_fill(~valid[:, None, :, None], 0)
 
 
-def _summed(o: Float[Tensor, "batch head token dim"]) -> Float[Tensor, "head token token"]:
-    """Σ over texts of o·oᵀ, in float64, without the diagonal."""
-    found = torch.einsum("bhtd,bhsd->hts", o, o).double()
-    return found - torch.diag_embed(found.diagonal(dim1=1, dim2=2))
-
-
-def _high(C: Tensor, allowed: Tensor, threshold: float) -> Bool[Tensor, "batch head token token"]:
-    top = C.masked_fill(~allowed[:, None], -torch.inf).amax(dim=(2, 3), keepdim=True)
-    return allowed[:, None] & (threshold * top <= C) & (top > 0)
+def _summed(
+    y: Float[Tensor, "batch head token dim"], C: Tensor, valid: Tensor, similarity: str
+) -> dict[str, Float[Tensor, "token token"]]:
+    """Σ over texts and heads of each kind of C, in float64, without the diagonal."""
+    found: dict[str, Tensor] = {}
+    for name in SIMILARITIES:
+        if name == similarity:
+            each = C.sum(dim=1)
+        else:
+            o = _outputs(y, valid, name).transpose(1, 2).flatten(2)
+            each = o @ o.mT  # heads side by side: their products add up
+        total = each.double().sum(dim=0)
+        found[name] = total - torch.diag(total.diagonal())
+    return found
 
 
 def _of_pairs(
-    C: Float[Tensor, "batch head token token"],
-    high: Bool[Tensor, "batch head token token"],
-    text: Text,
-    pairs: Pairs,
-) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-    """The numbers of PAIR, the focal token, whether it is tied, and pairs by (high, equal)."""
-    flat, weights = high.flatten(2).to(C.dtype), pairs.weights.to(C.dtype)
-    n, distance, same, chance, equal, local = (flat @ weights).unbind(-1)
-    whole = weights.sum(dim=1)[:, None]  # of all pairs, the same for every head
-    size = C.abs().masked_fill(~pairs.allowed[:, None], 0).sum(dim=(2, 3))
-    ends = (high.sum(dim=2) + high.sum(dim=3)).to(C.dtype)
-    by_token = ends @ pairs.equal.to(C.dtype)
-    most, at = by_token.max(dim=2)
-    focal = text.ids.gather(1, at)
-    rival = (by_token == most[..., None]) & (text.ids[:, None] != focal[..., None])
-    tied = (rival & text.valid[:, None]).any(dim=2) & (n > 0)
+    high: High, text: Text, pairs: Pairs, size: Float[Tensor, "batch head"]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The numbers of PAIR, and how many ends are at each token. size: Σ |C| of all pairs."""
+    b, i, j = high.b, high.i, high.j
+    one = torch.ones_like(high.C)
+    n = high.sum(one)
+    ends = high.at(i) + high.at(j)
+    most = (ends @ pairs.alike.to(ends.dtype)).amax(dim=2)
     numbers = {
         "high_pairs": n,
-        "high_mass": _over((C * high).sum(dim=(2, 3)), size),
-        "mean_distance": _over(distance, n),
-        "same_sentence_share": _over(same, n),
-        "same_sentence_chance": _over(chance, n),
-        "equal_share": _over(equal, n),
-        "equal_chance": _over(whole[..., 4], whole[..., 0]).expand_as(n),
-        "local_share": _over(local, n),
-        "local_chance": _over(whole[..., 5], whole[..., 0]).expand_as(n),
+        "high_mass": _over(high.sum(high.C), size),
+        "mean_distance": _over(high.sum(j - i), n),
+        "same_sentence_share": _over(high.sum(text.sentence[b, i] == text.sentence[b, j]), n),
+        "same_sentence_chance": _over(high.sum(pairs.chance[b, j - i]), n),
+        "equal_share": _over(high.sum(text.ids[b, i] == text.ids[b, j]), n),
+        "equal_chance": _of_rows(pairs.equal / pairs.many, n),
+        "local_share": _over(high.sum(j - i <= LOCAL), n),
+        "local_chance": _of_rows(pairs.local / pairs.many, n),
         "focal_share": _over(most, 2 * n),
         "gini": _gini(ends, text.valid),
     }
-    low_equal, low = whole[..., 4] - equal, whole[..., 0] - n
+    return numbers, ends
+
+
+def _of_rows(x: Float[Tensor, " batch"], like: Float[Tensor, "batch head"]) -> Tensor:
+    """The same for every head."""
+    return x.to(like.dtype)[:, None].expand_as(like)
+
+
+def _focal(
+    ends: Float[Tensor, "batch head token"], text: Text, pairs: Pairs
+) -> tuple[Int[Tensor, "batch head"], Bool[Tensor, "batch head"]]:
+    by_token = ends @ pairs.alike.to(ends.dtype)
+    most, at = by_token.max(dim=2)
+    focal = text.ids.gather(1, at)
+    rival = (by_token == most[..., None]) & (text.ids[:, None] != focal[..., None])
+    tied = (rival & text.valid[:, None]).any(dim=2) & (most > 0)
+    return torch.where(most > 0, focal, -1), tied
+
+
+def _repetition(numbers: dict[str, Tensor], pairs: Pairs) -> Int[Tensor, "head 2 2"]:
+    """Pairs by (high, equal), over texts."""
+    n = numbers["high_pairs"].double()
+    equal = (numbers["equal_share"].double() * n).nan_to_num(0)
+    low, low_equal = pairs.many[:, None] - n, pairs.equal[:, None] - equal
     counted = torch.stack((low - low_equal, low_equal, n - equal, equal), dim=-1)
-    repetition = counted.sum(dim=0).round().long().unflatten(1, (2, 2))
-    return numbers, torch.where(n > 0, focal, -1), tied, repetition
+    return counted.sum(dim=0).round().long().unflatten(1, (2, 2))
 
 
 def _over(a: Tensor, b: Tensor) -> Tensor:
@@ -261,10 +308,9 @@ def _gini(ends: Float[Tensor, "batch head token"], valid: Bool[Tensor, "batch to
     return 2 * _over((rank * ordered).sum(dim=2), m * ends.sum(dim=2)) - (m + 1) / m
 
 
-def _distances(high: Tensor, pairs: Pairs) -> Int[Tensor, "head token"]:
-    counts = high.sum(dim=0).flatten(1)
-    empty = torch.zeros(high.shape[1], high.shape[2], dtype=counts.dtype, device=high.device)
-    return empty.index_add(1, pairs.distance, counts)
+def _distances(high: High) -> Int[Tensor, "head token"]:
+    _, heads, T = high.shape
+    return torch.bincount(high.h * T + high.j - high.i, minlength=heads * T).view(heads, T)
 
 
 def _masks(
@@ -272,8 +318,8 @@ def _masks(
 ) -> dict[str, Tensor]:
     """Of each threshold, how many tokens are attended to so much, and which share of them separates."""
     valid = text.valid[:, None]
-    c = P.masked_fill(~valid[..., None], 0).sum(dim=2) / _watchers(see, text.valid).clamp_min(1)
-    c = c.masked_fill(~valid, 0)
+    seen = P if text.valid.all() else P.masked_fill(~valid[..., None], 0)
+    c = (seen.sum(dim=2) / _watchers(see, text.valid).clamp_min(1)).masked_fill(~valid, 0)
     height = c / c.amax(dim=2, keepdim=True).clamp_min(torch.finfo(c.dtype).tiny)
     found = {}
     for threshold in thresholds:
@@ -303,23 +349,19 @@ def weights_of(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     return (s - log_sum_exp(s, call.sinks)[..., None]).exp()
 
 
-def _whole(C: Tensor, y: Tensor, valid: Tensor) -> dict[str, Tensor]:
-    own = (y * y).sum(dim=(2, 3))
-    mean = y.sum(dim=2) / valid.sum(dim=1).clamp_min(1)[:, None, None]
-    middle = own / valid.sum(dim=1).clamp_min(1)[:, None]
-    diagonal = C.diagonal(dim1=2, dim2=3).sum(dim=2)
-    return {
-        "diagonal_share": _over(diagonal, C.abs().sum(dim=(2, 3))),
-        "common_share": _over((mean * mean).sum(dim=2), middle),
-    }
+def _whole(y: Tensor, valid: Tensor) -> dict[str, Tensor]:
+    many = valid.sum(dim=1).clamp_min(1)[:, None]
+    mean = y.sum(dim=2) / many[..., None]
+    middle = (y * y).sum(dim=(2, 3)) / many
+    return {"common_share": _over((mean * mean).sum(dim=2), middle)}
 
 
-def _ranked(C: Tensor, P: Tensor, allowed: Tensor, row: int) -> Float[Tensor, "batch head"]:
+def _ranked(C: Tensor, P: Tensor, valid: Tensor, row: int) -> Float[Tensor, "batch head"]:
     """Of the first row of the call; NaN of others."""
     found = torch.full(C.shape[:2], torch.nan, dtype=C.dtype, device=C.device)
     if row == 0:
-        attention = (P + P.mT)[0][:, allowed[0]]
-        found[0] = _spearman(C[0][:, allowed[0]], attention)
+        allowed = (valid[0][:, None] & valid[0]).triu(1)
+        found[0] = _spearman(C[0][:, allowed], (P + P.mT)[0][:, allowed])
     return found
 
 
@@ -349,7 +391,7 @@ def _beside(each: list[Context]) -> Context:
         torch.cat([x.tied for x in each], dim=1),
         torch.cat([x.distances for x in each]),
         torch.cat([x.repetition for x in each]),
-        {name: torch.cat([x.matrices[name] for x in each]) for name in each[0].matrices},
+        _added([x.matrices for x in each]),
     )
 
 
@@ -361,5 +403,9 @@ def _sum_of_rows(each: list[Context]) -> Context:
         torch.cat([x.tied for x in each]),
         torch.stack([x.distances for x in each]).sum(dim=0),
         torch.stack([x.repetition for x in each]).sum(dim=0),
-        {n: torch.stack([x.matrices[n] for x in each]).sum(dim=0) for n in each[0].matrices},
+        _added([x.matrices for x in each]),
     )
+
+
+def _added(each: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([x[name] for x in each]).sum(dim=0) for name in each[0]}

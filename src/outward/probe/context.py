@@ -112,7 +112,7 @@ def _tallied(call: AttentionCall, found: Context, windows: int) -> LayerTally:
 
 
 def _sums(found: Context) -> dict[str, NDArray[Any]]:
-    matrices = {f"matrix.{name}": _array(x.sum(dim=0)) for name, x in found.matrices.items()}
+    matrices = {f"matrix.{name}": _array(x) for name, x in found.matrices.items()}
     return {
         "distances": _array(found.distances),
         "repetition": _array(found.repetition),
