@@ -52,6 +52,7 @@ bench: $(VENV)
 	$(BIN)/python -m benchmarks.exclusion --out results/exclusion
 	$(BIN)/python -m benchmarks.measure --out results/measure
 	$(BIN)/python -m benchmarks.peers --out results/peers
+	$(BIN)/python -m benchmarks.seeing --out results/seeing
 
 census: $(VENV)
 	$(BIN)/python -m benchmarks.census --out results/census --table docs/models.md

@@ -17,12 +17,14 @@ Row = dict[str, Any]
 Sections = Mapping[str, Callable[[bool], Iterator[Row]]]
 
 
-def run(module: str, doc: str | None, sections: Sections) -> None:
+def run(
+    module: str, doc: str | None, sections: Sections, *, clock: str = "CPU time of the process"
+) -> None:
     """The command line of a benchmark: `sections` are functions of `quick` that yield rows."""
     options = _options(doc, sections)
     torch.set_num_threads(1)
     console = Console(file=sys.stderr if options.json else sys.stdout, width=200, highlight=False)
-    made = {"command": " ".join([f"python -m {module}", *sys.argv[1:]])} | environment()
+    made = {"command": " ".join([f"python -m {module}", *sys.argv[1:]])} | environment(clock)
     document: dict[str, Any] = {"made": made}
     for name in options.only.split(","):
         rows = document[name] = list(sections[name](options.quick))
@@ -60,7 +62,7 @@ def as_json(document: dict[str, Any]) -> str:
     return json.dumps(document, default=lambda r: r.__dict__, indent=1)
 
 
-def environment() -> dict[str, Any]:
+def environment(clock: str = "CPU time of the process") -> dict[str, Any]:
     """What a number depends on."""
     return {
         "torch": torch.__version__,
@@ -68,7 +70,7 @@ def environment() -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "clock": "CPU time of the process",
+        "clock": clock,
     }
 
 

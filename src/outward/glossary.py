@@ -88,6 +88,10 @@ CONTEXT = {
     "separator_share": Measure(
         "share", "of them separators", "of these, separators and special tokens"
     ),
+    "separator_chance": Measure("share", "separators by chance", "of all tokens"),
+    "focal_expected": Measure(
+        "count", "focal tokens by chance", "if each head chose by itself from all ends of high pairs"
+    ),
     "high_pairs": Measure("count", "high pairs", "pairs with C_ij ≥ τ max C"),
     "high_mass": Measure("share", "mass of high pairs", "Σ C over high pairs, of Σ |C| over all pairs"),
     "mean_distance": Measure("count", "distance in high pairs", "the mean of |i-j| over high pairs"),

@@ -1,6 +1,6 @@
 """Long texts cost the page no node per cell, and what it takes is measured where it happens.
 
-How long it takes is told by `python -m benchmarks.explorer`, and asserted nowhere.
+How long it takes is told by `python -m benchmarks.seeing`, and asserted nowhere.
 """
 
 from collections.abc import Iterator

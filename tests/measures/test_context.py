@@ -71,7 +71,7 @@ def naive(c: AttentionCall, given: Text, b: int, h: int, options: Options) -> di
     best = [t for t, n in by_id.items() if n == most]
     focal = next(ids[i] for i in tokens if ids[i] in best)
 
-    def share(of: list[tuple[int, int]], what: Any) -> float:
+    def share(of: list[Any], what: Any) -> float:
         return sum(map(what, of)) / len(of)
 
     def chance(p: tuple[int, int]) -> float:
@@ -103,6 +103,8 @@ def naive(c: AttentionCall, given: Text, b: int, h: int, options: Options) -> di
         "gini": 2 * sum((n + 1) * z for n, z in enumerate(x)) / (m * sum(x)) - (m + 1) / m,
         "mask_size": len(mask),
         "separator_share": share(mask, lambda j: bool(given.separator[b, j])),
+        "separator_chance": share(tokens, lambda j: bool(given.separator[b, j])),
+        "ends": by_id,
         "diagonal_share": trace / (trace + 2 * sum(abs(z) for z in C.values())),
         "common_share": float(mean @ mean) / (own / m),
         "focal": focal,
@@ -113,6 +115,15 @@ def naive(c: AttentionCall, given: Text, b: int, h: int, options: Options) -> di
             for a in (False, True)
         ],
     }
+
+
+def expect_distinct(row: list[dict[str, Any]]) -> None:
+    """How many different focal tokens the heads of a text would have by independent choice."""
+    shares = [{t: n / sum(e["ends"].values()) for t, n in e["ends"].items()} for e in row]
+    kinds = {t for s in shares for t in s}
+    pooled = {t: sum(s.get(t, 0) for s in shares) / len(shares) for t in kinds}
+    for e in row:
+        e["focal_expected"] = sum(1 - (1 - p) ** len(row) for p in pooled.values())
 
 
 def both(given: Text, c: AttentionCall, options: Options) -> tuple[Context, list[list[dict[str, Any]]]]:
@@ -128,6 +139,8 @@ def test_numbers_are_those_of_loops(similarity: Any, padded: bool, causal: bool)
     c = call(given, causal=causal and not padded)
     options = Options(similarity=similarity, similarity_thresholds=(0.55,))
     found, expected = both(given, c, options)
+    for row in expected:
+        expect_distinct(row)
     for name, x in found.numbers.items():
         by_hand = torch.tensor([[e[name] for e in row] for row in expected], dtype=torch.float64)
         say = partial("{}: {}".format, name)
@@ -182,9 +195,10 @@ def test_several_thresholds_have_names_of_their_own() -> None:
     given = text()
     options = Options(similarity_thresholds=(0.5, 0.9), mask_thresholds=(0.1, 0.5))
     numbers = context(call(given), given, pairs_of(given), options=options).numbers
-    assert (numbers["high_pairs@0.5"] >= numbers["high_pairs@0.9"]).all()
-    assert (numbers["mask_size@0.1"] >= numbers["mask_size@0.5"]).all()
-    assert "high_pairs" not in numbers
+    assert (numbers["high_pairs"] >= numbers["high_pairs@0.9"]).all()
+    assert (numbers["mask_size"] >= numbers["mask_size@0.5"]).all()
+    alone = context(call(given), given, pairs_of(given), options=Options(similarity_thresholds=(0.5,)))
+    assert "high_pairs@0.9" not in alone.numbers
 
 
 def test_rank_correlation_is_of_the_first_text() -> None:

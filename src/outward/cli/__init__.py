@@ -2,6 +2,7 @@
 
 main.py       the commands, and what becomes of errors and signals
 measuring.py  outward measure, outward merge
+context.py    outward context
 reporting.py  outward compare, outward report
 exploring.py  outward explore
 options.py    what options say

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import tyro
 from tyro.conf import FlagCreatePairsOff
 
+from outward.cli.context import context
 from outward.cli.exploring import explore
 from outward.cli.measuring import measure, merge
 from outward.cli.options import UsageError
@@ -65,6 +66,7 @@ def doctor(*, json: bool = False, debug: bool = False) -> int:
 COMMANDS: dict[str, Callable[..., int]] = {
     "measure": measure,
     "merge": merge,
+    "context": context,
     "compare": compare,
     "report": report,
     "explore": explore,

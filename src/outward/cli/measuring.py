@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from outward.cli.options import Condition, UsageError, as_usage, known_measures, numbers, ranges
-from outward.cli.printing import DONE, print_run, say
+from outward.cli.printing import DONE, PARTIAL, print_context, print_run, say
 from outward.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def measure(
     """
     conditions = [Condition(text) for text in fail_if]
     shown = known_measures(measures)
-    way = _way(engine, workers, shard, verify=verify, resume=resume)
+    way = way_of(engine, workers, shard, verify=verify, resume=resume)
     if way.shard and conditions:
         raise UsageError("--fail-if: a shard alone has no result; give it to outward merge.")
-    plan = _plan(
+    plan = plan_of(
         model=model,
         data=data,
         field=field,
@@ -112,8 +112,8 @@ def measure(
         allow_pickle=allow_pickle,
         measures=(*shown, *(c.measure for c in conditions)),
     )
-    with _kept(out, way) as folder:
-        run = _run(plan, folder, way)
+    with kept(out, way) as folder:
+        run = run_plan(plan, folder, way)
         if run is None:
             return DONE
         return print_run(run, json=json, shown=shown, conditions=conditions, kept=out is not None)
@@ -144,6 +144,13 @@ def merge(
 
     conditions, shown = [Condition(text) for text in fail_if], known_measures(measures)
     result = gather(run) if is_watched(run) else finish(run)
+    if result.manifest["kind"] != "measure":
+        if shown or conditions:
+            raise UsageError(
+                f"--measures, --fail-if: {run} is a run of {result.manifest['kind']}, not of measure."
+            )
+        print_context(result, json=json, kept_in=run)
+        return PARTIAL if result.manifest["failed"] or result.manifest["skipped"] else DONE
     return print_run(Run(result, run), json=json, shown=shown, conditions=conditions, kept=True)
 
 
@@ -162,7 +169,7 @@ class Way:
     resume: bool
 
 
-def _way(engine: str, workers: int | None, shard: str | None, *, verify: bool, resume: bool) -> Way:
+def way_of(engine: str, workers: int | None, shard: str | None, *, verify: bool, resume: bool) -> Way:
     from outward.engines.group import shard as share_of
 
     name, _, address = engine.partition(":")
@@ -182,13 +189,13 @@ def _is_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def _plan(**options: Any) -> "Plan":
+def plan_of(**options: Any) -> "Plan":
     from outward.engines.plan import Plan
 
     return as_usage(lambda: Plan(**options))
 
 
-def _run(plan: "Plan", folder: Path, way: Way) -> "Run | None":
+def run_plan(plan: "Plan", folder: Path, way: Way) -> "Run | None":
     """The finished run, or None where other workers have parts of it still."""
     from outward.engines.finish import finish, is_finished
     from outward.engines.group import of_torchrun
@@ -237,7 +244,7 @@ def _work(plan: "Plan", share: "Share", folder: Path, way: Way) -> None:
 
 
 @contextmanager
-def _kept(out: Path | None, way: Way) -> Iterator[Path]:
+def kept(out: Path | None, way: Way) -> Iterator[Path]:
     """The run directory, or one that is gone afterwards."""
     if out is not None:
         yield out

@@ -106,3 +106,23 @@ def ranges(text: str) -> tuple[int, ...]:
             raise UsageError(f"--layers {part}: it ends before it begins; give {last}-{first}.")
         found += range(first, last + 1)
     return tuple(dict.fromkeys(found))
+
+
+STEP = 0.1
+
+
+def thresholds(option: str, text: str, usual: float) -> tuple[float, ...]:
+    """One between 0 and 1, or from:to in steps of STEP; the usual one first, if it is among them."""
+    try:
+        ends = [float(x) for x in text.split(":")]
+    except ValueError:
+        ends = []
+    if not 1 <= len(ends) <= 2 or not all(0 < x < 1 for x in ends) or sorted(ends) != ends:
+        raise UsageError(
+            f"{option} {text}: it is a number between 0 and 1, or two, smaller first, as in 0.5:0.95."
+        )
+    many = int((ends[-1] - ends[0]) / STEP + 1e-9)
+    found = [round(ends[0] + n * STEP, 6) for n in range(many + 1)]
+    found += [ends[-1]] if ends[-1] - found[-1] > 1e-6 else []
+    first = usual if usual in found else found[0]
+    return (first, *(x for x in found if x != first))

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 from outward.cli.options import Condition, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
+    from outward.results import Result
     from outward.run import Run
 
 DONE, FAILED, USAGE, PARTIAL, CONDITION = 0, 1, 2, 3, 4
@@ -62,6 +65,22 @@ def _refuse_missing(measures: tuple[str, ...], run: "Run") -> None:
             f"{run.path} holds no {', '.join(missing)}: measures that cost extra must be named "
             "when a run begins; measure again, with --measures."
         )
+
+
+def print_context(found: "Result", *, json: bool, kept_in: "Path | None") -> None:
+    from outward.report.context import context_document, context_reading
+    from outward.report.terminal import show_context
+    from outward.results import as_json
+
+    document = context_document(found, None if kept_in is None else str(kept_in))
+    if json:
+        result(as_json(document))
+        return
+    result(heading(found.manifest))
+    console = _console(width=None if sys.stdout.isatty() else 140)
+    show_context(document, context_reading(document), console)
+    if kept_in is not None:
+        result(f"kept in {kept_in}")
 
 
 def print_comparison(document: dict[str, Any], *, json: bool, csv: bool) -> None:

@@ -96,7 +96,12 @@ def _shown(runs: tuple[Path, ...]) -> "list[Shown]":
     if len(set(whole)) < len(whole):
         twice = next(p for n, p in enumerate(whole) if p in whole[:n])
         raise UsageError(f"{twice.name} is named twice; name each run once.")
-    return [Shown(_name(p, whole), load(given)) for p, given in zip(whole, runs, strict=True)]
+    found = [Shown(_name(p, whole), load(given)) for p, given in zip(whole, runs, strict=True)]
+    for one in found:
+        kind = one.result.manifest["kind"]
+        if kind != "measure":
+            raise UsageError(f"{one.name} is a run of {kind}; this shows runs of `outward measure`.")
+    return found
 
 
 def _name(path: Path, among: list[Path]) -> str:

@@ -173,6 +173,8 @@ def _facts(path: Path) -> tuple[Document, str | None]:
     """What run.json says, or nothing, and why the run cannot be shown."""
     try:
         manifest = read_manifest(path)
+        if manifest["kind"] != "measure":
+            return {}, f"{path}: a run of `{manifest['kind']}` is not shown here yet: see outward.load."
         missing = next((name for name in NEEDED if name not in manifest["files"]), None)
         if missing is not None:
             return {}, f"{path}: a run of `{manifest['kind']}` has no {missing}, and cannot be shown."

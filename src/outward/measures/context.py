@@ -10,7 +10,8 @@ diagonal. `similarity` says which C: of the outputs as they are (dot, the paper'
 
 Per head and text:
 
-    mask_size, separator_share    tokens in the mask; the share of them that separate or are special
+    mask_size, separator_share    tokens in the mask; the share of them that separate or are special;
+                                  its chance: of all tokens
     high_pairs, high_mass         their number; Σ of their C over Σ |C| of all pairs
     mean_distance                 of |i-j| over high pairs
     same_sentence_share           of high pairs; its chance: of all pairs at the same distances
@@ -21,10 +22,13 @@ Per head and text:
     gini                          of the number of ends at each token: 0 is even, 1 all at one
     diagonal_share                Σ |y_i|² over Σ |C| with the diagonal
     common_share                  |mean y|² over the mean of |y|²
+    focal_expected                how many different focal tokens all heads together would have, if each
+                                  chose by itself, as often as ends of high pairs of any head are there
     rank_correlation              Spearman's, of C_ij with P_ij + P_ji over pairs; where it is asked for
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -50,8 +54,8 @@ PAIR = (
     "focal_share",
     "gini",
 )
-MASK = ("mask_size", "separator_share")
-WHOLE = ("diagonal_share", "common_share")
+MASK = ("mask_size", "separator_share", "separator_chance")
+WHOLE = ("diagonal_share", "common_share", "focal_expected")
 LOCAL = 2
 
 
@@ -86,7 +90,8 @@ class Context:
 
     focal, tied: the focal token's id (-1 without high pairs), and whether another had as many ends.
     distances: high pairs by |i-j|. repetition: pairs by (high, equal). matrices: Σ over texts of each
-    kind of C, and over heads. Names of numbers carry @τ or @θ where several thresholds were asked for.
+    kind of C, and over heads. ends: of high pairs, at each token. Of several thresholds, all but the
+    first are in the names of their numbers, behind an @.
     """
 
     numbers: dict[str, Float[Tensor, "batch head"]]
@@ -95,6 +100,7 @@ class Context:
     distances: Int[Tensor, "head token"]
     repetition: Int[Tensor, "head 2 2"]
     matrices: dict[str, Float[Tensor, "token token"]]
+    ends: Float[Tensor, "batch head token"]
 
 
 def pairs_of(text: Text) -> Pairs:
@@ -145,7 +151,19 @@ def context(
         found.setdefault(rows.start, []).append(
             _of_part(part.call, *some, part.see, options, rows.start)
         )
-    return _sum_of_rows([_beside(each) for each in found.values()])
+    whole = _sum_of_rows([_beside(each) for each in found.values()])
+    expected = _expected(whole.ends, pairs)
+    return replace(whole, numbers=whole.numbers | {"focal_expected": expected})
+
+
+def _expected(ends: Float[Tensor, "batch head token"], pairs: Pairs) -> Float[Tensor, "batch head"]:
+    """If heads chose independently: Σ over kinds of tokens of 1 - (1 - p)^heads."""
+    heads = ends.shape[1]
+    share = _over(ends, ends.sum(dim=2, keepdim=True)).nanmean(dim=1)
+    alike = pairs.alike.to(ends.dtype)
+    p = (share[:, None] @ alike)[:, 0].clamp(0, 1)
+    each = (1 - (1 - p) ** heads) / alike.sum(dim=1).clamp_min(1)  # of a kind, at each of its tokens
+    return each.sum(dim=1)[:, None].expand(-1, heads)
 
 
 def _rows_of(text: Text, pairs: Pairs, rows: slice) -> tuple[Text, Pairs]:
@@ -171,15 +189,20 @@ def _of_part(
     C.diagonal(dim1=2, dim2=3).fill_(-torch.inf)
     top = C.amax(dim=(2, 3), keepdim=True)
     first: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for threshold in options.similarity_thresholds:
-        at = f"@{threshold:g}" if len(options.similarity_thresholds) > 1 else ""
+    for threshold, at in _named(options.similarity_thresholds):
         high = High.of(C, (threshold * top <= C) & (top > 0))
         found, ends = _of_pairs(high, text, pairs, (total - own) / 2)
         numbers |= {f"{name}{at}": x for name, x in found.items()}
         if not first:
             counted = _repetition(found, pairs)
-            first = [(*_focal(ends, text, pairs), _distances(high), counted)]
-    return Context(numbers, *first[0], matrices)
+            first, kept = [(*_focal(ends, text, pairs), _distances(high), counted)], ends
+    return Context(numbers, *first[0], matrices, kept)
+
+
+def _named(thresholds: tuple[float, ...]) -> Iterator[tuple[float, str]]:
+    """Each with what its numbers' names carry: the first nothing."""
+    for n, threshold in enumerate(thresholds):
+        yield threshold, f"@{threshold:g}" if n else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,13 +344,14 @@ def _masks(
     seen = P if text.valid.all() else P.masked_fill(~valid[..., None], 0)
     c = (seen.sum(dim=2) / _watchers(see, text.valid).clamp_min(1)).masked_fill(~valid, 0)
     height = c / c.amax(dim=2, keepdim=True).clamp_min(torch.finfo(c.dtype).tiny)
-    found = {}
-    for threshold in thresholds:
-        at = f"@{threshold:g}" if len(thresholds) > 1 else ""
+    separators = text.separator[:, None] & valid
+    everywhere = _over(separators.sum(dim=2).to(c.dtype), valid.sum(dim=2))
+    found = {"separator_chance": everywhere.expand(c.shape[:2])}
+    for threshold, at in _named(thresholds):
         mask = (height >= threshold) & valid
         size = mask.sum(dim=2).to(c.dtype)
         found[f"mask_size{at}"] = size
-        found[f"separator_share{at}"] = _over((mask & text.separator[:, None]).sum(dim=2), size)
+        found[f"separator_share{at}"] = _over((mask & separators).sum(dim=2), size)
     return found
 
 
@@ -392,6 +416,7 @@ def _beside(each: list[Context]) -> Context:
         torch.cat([x.distances for x in each]),
         torch.cat([x.repetition for x in each]),
         _added([x.matrices for x in each]),
+        torch.cat([x.ends for x in each], dim=1),
     )
 
 
@@ -404,6 +429,7 @@ def _sum_of_rows(each: list[Context]) -> Context:
         torch.stack([x.distances for x in each]).sum(dim=0),
         torch.stack([x.repetition for x in each]).sum(dim=0),
         _added([x.matrices for x in each]),
+        torch.cat([x.ends for x in each]),
     )
 
 

@@ -39,14 +39,14 @@ def show(
 
 
 def _fitting(
-    layers: list[dict[str, Any]], columns: dict[str, str], console: Console
+    layers: list[dict[str, Any]], columns: dict[str, str], console: Console, *, bars: bool = True
 ) -> list[dict[str, str]]:
     """The columns, in as many tables as it takes for no number to be cut off."""
     unlimited = console.options.update(width=10_000)
     parts: list[dict[str, str]] = [{}]
     for name, title in columns.items():
         longer = {**parts[-1], name: title}
-        table = layer_table(layers, longer, bars=len(parts) == 1)
+        table = layer_table(layers, longer, bars=bars and len(parts) == 1)
         if parts[-1] and console.measure(table, options=unlimited).maximum > console.width:
             parts.append({name: title})
         else:
@@ -159,3 +159,30 @@ def spark(line: list[float | None], low: float, high: float) -> str:
         " " if x is None else steps[min(len(steps) - 1, int((x - low) / span * len(steps)))]
         for x in line
     )
+
+
+# ---- context similarity
+
+CONTEXT = {
+    "mask_size": "mask",
+    "separator_share": "separators",
+    "high_pairs": "high pairs",
+    "mean_distance": "distance",
+    "same_sentence_share": "one sentence",
+    "same_sentence_chance": "by chance",
+    "equal_share": "equal",
+    "equal_chance": "by chance",
+    "focal_tokens": "focal tokens",
+    "focal_expected": "by chance",
+    "focal_ties": "ties",
+}
+
+
+def show_context(document: dict[str, Any], said: list[str], console: Console) -> None:
+    """Table, reading, warnings."""
+    for part in _fitting(document["layers"], CONTEXT, console, bars=False):
+        console.print(layer_table(document["layers"], part, bars=False))
+    for sentence in said:
+        console.print(f"• {sentence}", soft_wrap=True, highlight=False, markup=False)
+    for warning in document["warnings"]:
+        console.print(f"! {warning}", soft_wrap=True, highlight=False, markup=False, style="dim")

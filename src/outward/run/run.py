@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from outward.report.context import context_document, context_reading
 from outward.report.frames import Shown
 from outward.report.heads import head_document
 from outward.report.reading import reading
@@ -31,7 +32,8 @@ class Run:
     @cached_property
     def document(self) -> dict[str, Any]:
         """What --json prints."""
-        return summary(self.result, None if self.path is None else str(self.path))
+        make = summary if self.manifest["kind"] == "measure" else context_document
+        return make(self.result, None if self.path is None else str(self.path))
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -71,7 +73,7 @@ class Run:
     @property
     def reading(self) -> list[str]:
         """What it means, in sentences."""
-        return reading(self.document)
+        return (reading if self.manifest["kind"] == "measure" else context_reading)(self.document)
 
     def save(self, path: str | Path) -> "Run":
         """Write it as a run directory."""

@@ -1,16 +1,22 @@
-r"""How fast the explorer's page is, in headless Chromium: `python -m benchmarks.explorer`.
+"""How long looking takes: the explorer's page in headless Chromium, and the report.
+
+    python -m benchmarks.seeing [--json] [--out DIR] [--only head,list,report] [--quick]
 
 head    from the bytes of one head, as fetch hands them over, until the browser has painted it: both
         matrices, the tokens, the lists; by the page's own performance.measure. Milliseconds on the
         wall; not what the model or the server take, which has a column of its own.
 list    from the request for the page until the list of runs is painted, each time in a fresh context
         without a cache; with so many runs in the folder.
+report  `outward report` as a command, of a run of 36 layers and 16 heads with baselines and lengths.
 
 Needs playwright, and chromium where OUTWARD_CHROMIUM says or at /usr/bin/chromium.
 """
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -29,6 +35,9 @@ from transformers.utils import logging
 from benchmarks import tables
 from benchmarks.tables import Row
 from outward import measure
+from outward.engines.finish import finish
+from outward.engines.plan import Plan, begin
+from outward.engines.work import Share, facts_of, work
 from outward.explorer.runs import Runs
 from outward.explorer.server import access_to, address, app, listening, server_for
 from outward.sources.models import load_model
@@ -48,7 +57,7 @@ PAINTED = """new Promise((done) => {
 
 
 def head(quick: bool) -> Iterator[Row]:
-    """From the bytes of a head to its picture"""
+    """From the bytes of a head to its picture, milliseconds on the wall"""
     with tempfile.TemporaryDirectory() as folder, _browser() as browser:
         live = _live(Path(folder))
         with _served((), live) as start:
@@ -110,7 +119,7 @@ def _measured(page: Page, many: int) -> list[float]:
 
 
 def runs(quick: bool) -> Iterator[Row]:
-    """From the request to the list of runs"""
+    """From the request to the list of runs, milliseconds on the wall"""
     with tempfile.TemporaryDirectory() as folder, _browser() as browser:
         one = Path(folder) / "run000"
         model = LlamaForCausalLM(_config())
@@ -129,6 +138,51 @@ def runs(quick: bool) -> Iterator[Row]:
                     "middle half": f"{low:.0f} to {high:.0f}",
                     "slowest, ms": max(took),
                 }
+
+
+def report(quick: bool) -> Iterator[Row]:
+    """`outward report` of a large run, seconds on the wall of a process of its own"""
+    with tempfile.TemporaryDirectory() as folder:
+        run, page = Path(folder) / "run", Path(folder) / "report.html"
+        layers, heads = (2, 2) if quick else (36, 16)
+        _large_run(Path(folder), run, layers, heads)
+        took = []
+        for _ in range(2 if quick else 5):
+            began = time.perf_counter()
+            command = [sys.executable, "-m", "outward", "report", str(run), "-o", str(page)]
+            subprocess.run(command, check=True, capture_output=True)
+            took.append(time.perf_counter() - began)
+        yield {
+            "layers x heads": f"{layers} x {heads}",
+            "median, s": median(took),
+            "slowest, s": max(took),
+            "size, MB": page.stat().st_size / 1e6,
+        }
+
+
+def _large_run(folder: Path, run: Path, layers: int, heads: int) -> None:
+    """Of a tiny model with as many heads as large ones have."""
+    config = LlamaConfig(
+        hidden_size=8 * heads,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        vocab_size=WORDS,
+    )
+    _save(config, folder / "model")
+    texts = folder / "texts.jsonl"
+    lines = (" ".join(f"w{(7 * n + i) % WORDS}" for i in range(300)) for n in range(32))
+    texts.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    plan = Plan(
+        str(folder / "model"),
+        str(texts),
+        length=256,
+        baselines=("random-weights", "shuffled-tokens"),
+        lengths=(64, 128),
+    )
+    begin(plan, run, resume=False, shared=False, facts=facts_of(plan))
+    work(plan, Share(), run, verify=False, progress=lambda *_: None)
+    finish(run)
 
 
 def _first_view(browser: Browser, start: str) -> float:
@@ -181,14 +235,19 @@ def _live(folder: Path) -> "Live":
     """A tiny Llama whose tokens are words w0 w1 w2 ..."""
     from outward.explorer.live import Live
 
+    _save(_config(), folder / "model")
+    return Live(load_model(str(folder / "model")), max_tokens=2048, max_seconds=60.0)
+
+
+def _save(config: LlamaConfig, folder: Path) -> None:
     torch.manual_seed(0)
     logging.disable_progress_bar()
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    for part in (LlamaForCausalLM(_config()), PreTrainedTokenizerFast(tokenizer_object=tokenizer)):
-        part.save_pretrained(folder / "model")
-    return Live(load_model(str(folder / "model")), max_tokens=2048, max_seconds=60.0)
+    for part in (LlamaForCausalLM(config), PreTrainedTokenizerFast(tokenizer_object=tokenizer)):
+        part.save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    tables.run("benchmarks.explorer", __doc__, {"head": head, "list": runs})
+    sections = {"head": head, "list": runs, "report": report}
+    tables.run("benchmarks.seeing", __doc__, sections, clock="the wall")
