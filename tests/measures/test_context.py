@@ -49,7 +49,7 @@ def call(given: Text, *, causal: bool = False, dtype: torch.dtype = torch.float6
 
 
 def naive(c: AttentionCall, given: Text, b: int, h: int, options: Options) -> dict[str, Any]:
-    tokens = [i for i in range(T) if given.valid[b, i]]
+    tokens = given.valid[b].nonzero()[:, 0].tolist()
     y = {i: c.y[b, h, i].double() for i in tokens}
     mean = sum(y.values()) / len(y)
     o = {

@@ -98,8 +98,8 @@ def _nulls(layer: Document, others: dict[str, Document]) -> Document:
 def odds(repetition: NDArray[Any]) -> Document:
     """How much likelier equal tokens are among high pairs: an odds ratio, and its 95 % interval.
 
-    A half is added to each count, so that none is 0. The interval is as if pairs were independent, which
-    those of one text are not.
+    A half is added to each count, so that none is 0. The interval is as if pairs were independent,
+    which those of one text are not.
     """
     (low, low_equal), (high, high_equal) = (repetition + 0.5).tolist()
     ratio = math.log(high_equal * low / (high * low_equal))
@@ -108,7 +108,7 @@ def odds(repetition: NDArray[Any]) -> Document:
 
 
 def kinds(head: Document) -> list[str]:
-    """What a head is, if anything: repetition, local, focal, sentence; docs/context.md has the rules."""
+    """What a head is: repetition, local, focal, sentence, or nothing. docs/context.md has the rules."""
 
     def times(share: str, chance: str) -> float:
         a, b = head.get(share), head.get(chance)
