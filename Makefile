@@ -53,6 +53,7 @@ bench: $(VENV)
 	$(BIN)/python -m benchmarks.measure --out results/measure
 	$(BIN)/python -m benchmarks.peers --out results/peers
 	$(BIN)/python -m benchmarks.seeing --out results/seeing
+	$(BIN)/python -m benchmarks.context --out results/context
 
 census: $(VENV)
 	$(BIN)/python -m benchmarks.census --out results/census --table docs/models.md

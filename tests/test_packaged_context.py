@@ -82,7 +82,7 @@ def test_the_command_and_loops_agree(
         return off
 
     right = error(0.8)
-    # Float32 makes C to some 1e-6: a pair so close to the threshold would be counted otherwise. None is.
+    # Float32 makes C to some 1e-6: a pair so close to the threshold would count otherwise. None is.
     assert {m for m, x in right.items() if x > 2e-5} == set()
     assert {"high_pairs", "mask_size", "focal_expected", "gini", "separator_share"} <= set(right)
     wrong = error(0.7)

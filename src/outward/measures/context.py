@@ -252,19 +252,39 @@ def _outputs(
 
 
 def _summed(
-    y: Float[Tensor, "batch head token dim"], C: Tensor, valid: Tensor, similarity: str
+    y: Float[Tensor, "batch head token dim"],
+    C: Float[Tensor, "batch head token token"],
+    valid: Bool[Tensor, "batch token"],
+    similarity: str,
 ) -> dict[str, Float[Tensor, "token token"]]:
     """Σ over texts and heads of each kind of C, in float64, without the diagonal."""
-    found: dict[str, Tensor] = {}
+    dot = C.sum(dim=1) if similarity == "dot" else _side_by_side(y)
+    each = {"dot": dot, "centred": _centred(dot, valid)}
+    each["cosine"] = (
+        C.sum(dim=1) if similarity == "cosine" else _side_by_side(_outputs(y, valid, "cosine"))
+    )
+    found = {}
     for name in SIMILARITIES:
-        if name == similarity:
-            each = C.sum(dim=1)
-        else:
-            o = _outputs(y, valid, name).transpose(1, 2).flatten(2)
-            each = o @ o.mT  # heads side by side: their products add up
-        total = each.double().sum(dim=0)
+        total = each[name].double().sum(dim=0)
         found[name] = total - torch.diag(total.diagonal())
     return found
+
+
+def _side_by_side(o: Float[Tensor, "batch head token dim"]) -> Float[Tensor, "batch token token"]:
+    """Σ over heads of o·oᵀ: the products of all heads' outputs in a row."""
+    row = o.transpose(1, 2).flatten(2)
+    return row @ row.mT
+
+
+def _centred(
+    C: Float[Tensor, "batch token token"], valid: Bool[Tensor, "batch token"]
+) -> Float[Tensor, "batch token token"]:
+    """What the products are once the mean output is taken out of each."""
+    C = C.double()
+    many = valid.sum(dim=1).clamp_min(1)[:, None, None]
+    mean = C.sum(dim=2, keepdim=True) / many
+    centred = C - mean - mean.mT + mean.sum(dim=1, keepdim=True) / many
+    return centred * (valid[:, :, None] & valid[:, None])
 
 
 def _of_pairs(
@@ -370,7 +390,8 @@ def weights_of(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     if call.weights is not None:
         return call.weights.to(dtype)
     s = scores(call, slice(None), dtype)
-    return (s - log_sum_exp(s, call.sinks)[..., None]).exp()
+    lse = log_sum_exp(s, call.sinks) if call.lse is None else call.lse
+    return s.sub_(lse[..., None].to(dtype)).exp_()
 
 
 def _whole(y: Tensor, valid: Tensor) -> dict[str, Tensor]:
