@@ -87,3 +87,7 @@ def test_the_project_speaks_of_itself_alone() -> None:
         if path.suffix in {".py", ".md", ".toml", ".lock", ".json", ""} and path.name != here:
             found = forbidden.search(path.read_text())
             assert found is None, f"{name}: {found}"
+
+
+def test_the_explorer_is_there_for_its_widget() -> None:
+    assert outward.explorer.widget is not None

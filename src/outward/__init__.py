@@ -111,6 +111,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "explorer":  # a room, of which `widget` is for users
+        return import_module("outward.explorer")
     if name not in _HOME:
         raise AttributeError(f"outward has no {name!r}; it has: {', '.join(_HOME)}")
     return getattr(import_module(f"outward.{_HOME[name]}"), name)

@@ -148,7 +148,10 @@ def _remove(file: Path) -> None:
         ) from error
 
 
-def write_file(path: Path, data: bytes) -> None:
+MEND = "Mend that and go on with --resume, or give another --out."
+
+
+def write_file(path: Path, data: bytes, *, way_out: str = MEND) -> None:
     """Whole or not at all: under another name first, flushed to the disk, then renamed."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
@@ -163,10 +166,7 @@ def write_file(path: Path, data: bytes) -> None:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ResultError(
-            f"{path} cannot be written: {error.strerror}. Mend that and go on with --resume, or give "
-            "another --out."
-        ) from error
+        raise ResultError(f"{path} cannot be written: {error.strerror}. {way_out}") from error
 
 
 def _umask() -> int:

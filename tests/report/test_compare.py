@@ -92,13 +92,17 @@ def test_other_data_and_other_lengths_are_warned_of() -> None:
     assert found[0] == "b was measured on other data than a."
     assert "b has 2 tokens in a window at most, a 8" in found[1]
     assert comparison([shown[0], Shown("c", made(A))])["warnings"] == []
+    other = Shown("d", made(A, model={"id": "large"}))
+    assert comparison([shown[0], other])["warnings"][0].startswith(
+        "different models: compare the excess"
+    )
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"series": "length=8"}, "run0 has no series length=8; it has main"),
-        ({"measures": ["entropy"]}, "run0 has no entropy; it has value_similarity"),
+        ({"measures": ["entropy"]}, "run0 has no measure entropy; it has value_similarity"),
     ],
 )
 def test_what_is_not_there_is_refused(how: dict[str, Any], message: str) -> None:
@@ -111,9 +115,16 @@ def test_one_run_alone_is_refused() -> None:
         compared(A)
 
 
-def test_measures_can_be_chosen() -> None:
-    found = compared(A, B, measures=["sink_weight"])
-    assert [x["measure"] for x in found["measures"]] == ["sink_weight"]
+def test_measures_can_be_chosen_also_by_the_names_of_tables() -> None:
+    found = compared(A, B, measures=["sink_weight", "excess"])
+    assert [x["measure"] for x in found["measures"]] == ["sink_weight", "excess_similarity"]
+
+
+def test_only_what_can_be_measured_is_said_to_be_measured_again() -> None:
+    for name, again in (("entropy", True), ("nonsense", False)):
+        with pytest.raises(ResultError) as refused:
+            compared(A, B, measures=[name])
+        assert ("Measure it again" in str(refused.value)) == again
 
 
 def test_rows_are_tidy() -> None:

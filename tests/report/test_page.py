@@ -113,7 +113,7 @@ def test_it_says_what_made_it() -> None:
         "outward measure tiny",
         "ab" * 32,
         "book.txt",
-        "3 of 3 documents",
+        "3 windows of 3 documents",
         "1 captured, 1 refused",
     ):
         assert said in html()

@@ -84,7 +84,12 @@ def test_it_prints(chromium, report: str) -> None:
     with watched(chromium, report, color_scheme="dark") as seen:
         seen.goto(report)
         seen.emulate_media(media="print")
-        assert seen.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        ground = seen.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == "rgb(255, 255, 255)"
+        wide = seen.evaluate(
+            "[...document.querySelectorAll('section > .wide')].map((x) => x.scrollWidth - x.clientWidth)"
+        )
+        assert wide == [0]  # the table of differences, whole
         assert seen.pdf(print_background=True).startswith(b"%PDF")
 
 

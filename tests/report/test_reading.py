@@ -122,6 +122,29 @@ def test_no_u_is_seen_where_the_lowest_layer_may_be_at_an_end(lowest: Any) -> No
     assert "like a U" not in depth
 
 
+def test_a_zigzag_is_no_u() -> None:
+    zigzag = [layer(n, self_similarity=0.5 + 0.2 * (-1) ** n) for n in range(8)]
+    depth = one(
+        reading(
+            document(zigzag, trend={"self_similarity": trend((0.5, 0.25, 0.75), (0.1, -0.2, 0.3))})
+        ),
+        "Over depth",
+    )
+    assert "It goes up and down from layer to layer: a parabola explains" in depth
+    assert "like a U" not in depth
+    rising = trend((0.5, 0.25, 0.75), (0.4, 0.2, 0.6))
+    depth = one(reading(document(zigzag, trend={"self_similarity": rising})), "Over depth")
+    assert "like a U" not in depth
+    assert "A parabola explains" in depth
+
+
+@pytest.mark.parametrize(("last", "told"), [(0.25, True), (-0.45, False)])
+def test_what_a_mean_over_places_hides_is_told(last: float, told: bool) -> None:
+    places = {"excess_similarity": {"1": -0.5, "16": 0.1, "64": last}}
+    said = " ".join(reading(document(FIVE, places=places)))
+    assert ("at place 1 of a text the excess is -0.50, from place 64 on +0.25" in said) == told
+
+
 def test_no_head_is_named_that_returns_no_more_of_itself() -> None:
     heads = [{"layer": n, "head": 0, "excess_similarity": x} for n, x in enumerate((-0.2, 0.004))]
     said = reading(document(FIVE, heads=heads))
@@ -176,6 +199,12 @@ def test_lengths_are_compared() -> None:
         "By length, the cosine (and its excess over the null) is 0.75 (+0.27) at 64, 0.50 (+0.06) at "
         "256."
     )
+
+
+def test_the_own_length_stands_among_the_others() -> None:
+    said = one(reading(document(FIVE, lengths={"8": FIVE, "64": FIVE}, tokens=16)), "By length")
+    assert [f"at {n}" in said for n in (8, 16, 64)] == [True] * 3
+    assert said.index("at 8") < said.index("at 16") < said.index("at 64")
 
 
 def test_steps_are_compared_first_with_last() -> None:

@@ -56,6 +56,13 @@ def test_a_comparison_shows_itself() -> None:
     assert row.difference == pytest.approx(0.05)
 
 
+def test_directories_are_read(tmp_path: Path) -> None:
+    for name, values in (("a", A), ("b", B)):
+        Run(made(values)).save(tmp_path / name)
+    found = compare(str(tmp_path / "a"), tmp_path / "b")
+    assert repr(found) == "Comparison(a, b)"
+
+
 def test_names_of_runs() -> None:
     runs = [Run(made(A)), Run(made(B)), Run(made(B), Path("runs/x"))]
     assert [r.name for r in compare(*runs).runs] == ["tiny", "tiny (2)", "x"]

@@ -137,3 +137,15 @@ def test_quantiles_stay_within_what_was_seen() -> None:
     wide = Histogram.of(x, "cosine").value("cosine", 1.0, np.array(-1.0), np.array(1.0))
     assert wide > high
     assert np.isnan(Histogram.empty(()).value("cosine", 0.5, low, high))
+
+
+def test_quantiles_of_what_lies_beyond_the_bins_reach_to_the_extremes() -> None:
+    x = np.concatenate((np.linspace(-0.5, 0.5, 90), np.linspace(4, 12, 110)))
+    found = Histogram.of(x, "signed")
+    ends = np.array(x.min()), np.array(x.max())
+    low, middle, high = (float(found.value("signed", q, *ends)) for q in (0.05, 0.7, 0.95))
+    assert low == pytest.approx(np.quantile(x, 0.05), abs=0.1)
+    assert 3.75 < middle < high <= 12
+    assert high == pytest.approx(np.quantile(x, 0.95), abs=0.5)
+    mirrored = Histogram.of(-x, "signed").value("signed", 0.05, np.array(-x.max()), np.array(-x.min()))
+    assert float(mirrored) == pytest.approx(-high, abs=0.5)

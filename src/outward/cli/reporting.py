@@ -79,7 +79,8 @@ def report(
     from outward.results import write_file
 
     told = story(shown)
-    write_file(out, page(shown, told, title=title).encode("utf-8", "replace"))
+    text = page(shown, told, title=title).encode("utf-8", "replace")
+    write_file(out, text, way_out="Give another --out.")
     result(str(out))
     if figures is not None:
         for file in save_figures({f.file: f.chart for f in told}, figures):
@@ -92,6 +93,8 @@ def _shown(runs: tuple[Path, ...]) -> "list[Shown]":
     from outward.report.frames import Shown
     from outward.results import load
 
+    for given in runs:
+        _refuse_folder(given)
     whole = [p.resolve() for p in runs]
     if len(set(whole)) < len(whole):
         twice = next(p for n, p in enumerate(whole) if p in whole[:n])
@@ -102,6 +105,18 @@ def _shown(runs: tuple[Path, ...]) -> "list[Shown]":
         if kind != "measure":
             raise UsageError(f"{one.name} is a run of {kind}; this shows runs of `outward measure`.")
     return found
+
+
+def _refuse_folder(path: Path) -> None:
+    """Of runs: which of them is meant must be said."""
+    from outward.results import MANIFEST
+
+    if path.is_dir() and not (path / MANIFEST).is_file():
+        inside = sorted(p.name for p in path.iterdir() if (p / MANIFEST).is_file())
+        if inside:
+            raise UsageError(f"{path} holds runs ({', '.join(inside)}): name those that you mean.")
+    if path.name == MANIFEST and path.is_file():
+        raise UsageError(f"{path} is a file of a run: name its directory, {path.parent}.")
 
 
 def _name(path: Path, among: list[Path]) -> str:

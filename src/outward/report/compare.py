@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outward.glossary import MEASURES
 from outward.report.frames import Shown
 from outward.report.summary import by_window
 from outward.report.terminal import COLUMNS
@@ -20,6 +21,8 @@ from outward.results import ResultError
 from outward.stats.bootstrap import Interval, Values, intervals, redrawn
 
 DEPTHS = tuple(n / 10 for n in range(11))
+SHORT = {title: name for name, title in COLUMNS.items()}
+"""Names as tables have them."""
 Row = dict[str, Any]
 Statistic = Callable[[Values], Values]
 """Means over samples, (draw, layer), to numbers, (draw, number)."""
@@ -29,6 +32,7 @@ def comparison(
     runs: Sequence[Shown], measures: Sequence[str] = (), *, series: str = "main"
 ) -> dict[str, Any]:
     """The document that `outward compare --json` prints."""
+    measures = [SHORT.get(m, m) for m in measures]
     _refuse(runs, measures, series)
     chosen = list(measures) or [m for m in COLUMNS if all(m in r.measures for r in runs)]
     of = {m: [_measured(r, m, series) for r in runs] for m in chosen}
@@ -54,9 +58,9 @@ def _refuse(runs: Sequence[Shown], measures: Sequence[str], series: str) -> None
             raise ResultError(f"{run.name} has no series {series}; it has {', '.join(there)}.")
         missing = [m for m in measures if m not in run.measures]
         if missing:
+            again = f" Measure it again with --measures {missing[0]}." if missing[0] in MEASURES else ""
             raise ResultError(
-                f"{run.name} has no {missing[0]}; it has {', '.join(run.measures)}. Measure it again "
-                f"with --measures {','.join(missing)}, or leave it out."
+                f"{run.name} has no measure {missing[0]}; it has {', '.join(run.measures)}.{again}"
             )
 
 
@@ -181,6 +185,11 @@ def warnings(runs: Sequence[Shown], series: str) -> list[str]:
     """What makes the runs hard to compare."""
     first, *others = runs
     found = []
+    models = {(r.result.manifest.get("model") or {}).get("id") for r in runs}
+    if len(models) > 1:
+        found.append(
+            "different models: compare the excess; the raw cosine also says how alike all values are."
+        )
     for run in others:
         if _data_of(run) != _data_of(first):
             found.append(f"{run.name} was measured on other data than {first.name}.")

@@ -45,7 +45,7 @@ def save_figures(charts: dict[str, Any], folder: Path) -> list[Path]:
     for name, chart in charts.items():
         for form in FORMATS:
             files.append(folder / f"{name}.{form}")
-            write_file(files[-1], paper(chart, form))
+            write_file(files[-1], paper(chart, form), way_out="Give another --figures.")
     return files
 
 
@@ -62,6 +62,7 @@ def _themed(chart: Any, ink: str, ground: str) -> dict[str, Any]:
         "aria": False,  # the page describes each figure itself, in words
         "font": FONT,
         "view": {"stroke": None},
+        "axisY": {"titlePadding": 10, "minExtent": 34},
         "axis": text
         | {"titleFontWeight": "normal", "gridColor": ink, "gridOpacity": 0.12}
         | {"domainColor": ink, "tickColor": ink, "domainOpacity": 0.5, "tickOpacity": 0.5},

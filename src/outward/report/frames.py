@@ -108,11 +108,18 @@ def over_places(run: Shown, measures: Iterable[str]) -> list[Row]:
 
 
 def over_series(run: Shown, prefix: str, measures: Iterable[str]) -> list[Row]:
-    """By what follows length= or step= in the name of a series: the mean over layers and heads."""
-    named = [s for s in run.samples["series"].unique() if str(s).startswith(prefix)]
+    """By what follows length= or step= in the name of a series: the mean over layers and heads.
+
+    Beside other lengths stands the run's own.
+    """
+    series = [str(s) for s in run.samples["series"].unique() if str(s).startswith(prefix)]
+    named = {s: int(s.removeprefix(prefix)) for s in series}
+    tokens = run.document["tokens"]
+    if prefix == "length=" and named and tokens and tokens not in named.values():
+        named["main"] = tokens
     return [
-        {"run": run.name, "measure": m, prefix.rstrip("="): int(s.removeprefix(prefix))} | found
-        for s in named
+        {"run": run.name, "measure": m, prefix.rstrip("="): number} | found
+        for s, number in sorted(named.items(), key=lambda x: x[1])
         for m in measures
         if (found := mean_of(run.windows(s), m)) is not None
     ]

@@ -148,7 +148,7 @@ def _facts(run: Shown) -> list[tuple[str, Any]]:
     if data.get("sha256"):
         found.append(("data sha256", data["sha256"]))
     windows, documents = manifest["windows"], manifest["documents"]
-    found += [(f"windows, {s}", f"{n} of {documents[s]} documents") for s, n in windows.items()]
+    found += [(f"windows, {s}", f"{n} windows of {documents[s]} documents") for s, n in windows.items()]
     found += [(k, manifest[k]) for k in ("kernel", "threads", "machine") if k in manifest]
     found += [(f"version of {k}", v) for k, v in (manifest.get("versions") or {}).items()]
     return [*found, ("finished", environment.get("finished"))]

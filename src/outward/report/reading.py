@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 Layer = dict[str, Any]
 
 
@@ -10,15 +12,18 @@ def reading(document: dict[str, Any]) -> list[str]:
     layers = [x for x in document["layers"] if x.get("self_similarity") is not None]
     if not layers:
         return ["No layer has a token that sees another: nothing can be said."]
-    said = [_highest(layers), _trend(document["trend"].get("self_similarity"), len(layers))]
-    said += [_made_of(layers), _null(layers), _values(layers)]
+    said = [_highest(layers), _trend(document["trend"].get("self_similarity"), layers)]
+    said += [_made_of(layers), _null(layers), _along(document.get("places") or {}), _values(layers)]
     said += [_heads(document["heads"])]
     said += _compared(layers, document["baselines"])
-    said += _lengths(document["lengths"])
+    said += _lengths(document["lengths"], layers, document.get("tokens"))
     said += _trained(document["steps"])
     return [s for s in said if s]
 
 
+FITS = 0.5
+"""A shape over depth is spoken of as one where a parabola explains at least so much of it."""
+MUCH = 0.1
 NOTICEABLE = 0.005
 """Less than this is shown as 0.00, and is not spoken of as something."""
 
@@ -62,28 +67,44 @@ def _highest(layers: list[Layer]) -> str:
     )
 
 
-def _trend(trend: dict[str, Any] | None, layers: int) -> str | None:
+def _trend(trend: dict[str, Any] | None, known: list[Layer]) -> str | None:
     if trend is None:
         return None
     change, rank = trend["last_minus_first"], trend["spearman"]
     said = f"Over depth: last layer minus first {_with(change, '+.2f')}; "
     said += f"rank correlation {_with(rank, '+.2f')}."
     curve, lowest = trend["curvature"], trend["depth_of_minimum"]
-    if layers < 5 or curve["value"] is None:
+    if len(known) < 5 or curve["value"] is None:
         return said
-    return f"{said} {_shape(curve, rank, lowest)}"
+    fit = _fit([x["self_similarity"] for x in known])
+    if fit < FITS and (rank["low"] is None or rank["low"] <= 0 <= rank["high"]):
+        return f"{said} It goes up and down from layer to layer: a parabola explains {fit:.0%} of that."
+    return f"{said} {_shape(curve, rank, lowest, fit)}" + (
+        f" A parabola explains {fit:.0%} of how layers differ." if fit < FITS else ""
+    )
 
 
-def _shape(curve: dict[str, Any], rank: dict[str, Any], lowest: dict[str, Any]) -> str:
+def _fit(line: list[float]) -> float:
+    """The share of the variance over layers that the best parabola explains."""
+    depth = np.linspace(-1, 1, len(line))
+    values = np.array(line)
+    rest = values - np.polyval(np.polyfit(depth, values, 2), depth)
+    spread = ((values - values.mean()) ** 2).sum()
+    return float(1 - (rest**2).sum() / spread) if spread > 0 else 0.0
+
+
+def _shape(curve: dict[str, Any], rank: dict[str, Any], lowest: dict[str, Any], fit: float) -> str:
     """A U is claimed only where the lowest layer is within the depth, in every draw that counts."""
     if curve["low"] is None:
         return "One document gives no interval, so no shape is claimed."
     curvature = f"(curvature {_with(curve, '+.2f')})"
-    if curve["low"] > 0 and lowest["low"] > 0 and lowest["high"] < 1:
+    if curve["low"] > 0 and lowest["low"] > 0 and lowest["high"] < 1 and fit >= FITS:
         place = f"{lowest['value']:.0%} of the depth{_range(lowest, '.0%')}"
         return f"It is curved upwards, like a U {curvature}: lowest at {place}."
-    if curve["low"] > 0:
+    if curve["low"] > 0 and (lowest["low"] <= 0 or lowest["high"] >= 1):
         return f"It is curved upwards {curvature}, with its lowest layer at an end: no U."
+    if curve["low"] > 0:
+        return f"It is curved upwards {curvature}."
     if curve["high"] < 0:
         return f"It is curved downwards {curvature}."
     if rank["low"] is not None and rank["low"] > 0:
@@ -147,10 +168,27 @@ def _both(layers: list[Layer]) -> tuple[str, str]:
     return _mean(layers, "self_similarity", ".2f"), _mean(layers, "excess_similarity", "+.2f")
 
 
-def _lengths(lengths: dict[str, list[Layer]]) -> list[str]:
+def _along(places: dict[str, dict[str, float]]) -> str | None:
+    """What a mean over all places hides, where it hides much."""
+    excess = {int(k): x for k, x in places.get("excess_similarity", {}).items()}
+    if len(excess) < 2:
+        return None
+    first, last = min(excess), max(excess)
+    if abs(excess[last] - excess[first]) < MUCH:
+        return None
+    return (
+        f"These are means over places: at place {first} of a text the excess is {excess[first]:+.2f}, "
+        f"from place {last} on {excess[last]:+.2f}."
+    )
+
+
+def _lengths(lengths: dict[str, list[Layer]], main: list[Layer], tokens: int | None) -> list[str]:
     if not lengths:
         return []
-    said = ", ".join("{} ({}) at {}".format(*_both(x), n) for n, x in lengths.items())
+    each = {int(n): x for n, x in lengths.items()}
+    if tokens is not None:
+        each.setdefault(tokens, main)
+    said = ", ".join("{} ({}) at {}".format(*_both(x), n) for n, x in sorted(each.items()))
     return [f"By length, the cosine (and its excess over the null) is {said}."]
 
 

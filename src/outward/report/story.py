@@ -20,7 +20,7 @@ from outward.report.visible import file_name
 
 THREE = ("value_similarity", "self_weight", "self_similarity")
 HEATS = ("self_similarity", "excess_similarity", "self_weight", "selective_part")
-SIGNED = ("excess_similarity", "selective_part")
+SIGNED = ("self_similarity", "excess_similarity", "selective_part")
 BIAS = ("self_similarity", "null_similarity", "excess_similarity")
 NARROW = 250  # of each of three charts in a row
 FEW = 2  # runs of which every heat map is shown; of more, the first two each
@@ -119,7 +119,8 @@ def parts(run: Shown) -> Figure:
         f"What the bias is made of: {run.name}",
         "Self is the weight that a token gives itself, common what the values of the other visible "
         "tokens have in common with its own, selective which of them it chooses. The three sum to the "
-        "cosine, which is the thick mark; each can be negative, or larger than the whole.",
+        "cosine, which is the thick mark. Each is over |y|: where what a head gathers nearly cancels, "
+        "they are many times the whole, of either sign.",
         f"Signed bars per layer of {run.name}; on average over layers: {said}.",
         draw.parts(rows),
         rows,
@@ -192,8 +193,8 @@ def places(runs: Sequence[Shown]) -> Figure | None:
         "place",
         "Along the text",
         "By the place of a token in its text, in ranges 0, 1, 2–3, 4–7, and so on: the mean over "
-        "layers and heads. In causal models the place says how many others a token sees; the raw "
-        "cosine falls with it for that reason alone, the excess need not.",
+        "layers and heads. In causal models the place is the number of others that a token sees, and "
+        "all three numbers depend on it; the averages above are over all places.",
     )
 
 

@@ -10,6 +10,7 @@ from outward.results import Result
 from outward.stats.bootstrap import TREND, Interval, bootstrap, trend
 
 SEED = 0
+PLACED = ("self_similarity", "null_similarity", "excess_similarity")
 Values = NDArray[np.float64]
 
 
@@ -25,6 +26,8 @@ def summary(result: Result, run: str | None = None) -> dict[str, Any]:
         "heads": heads(main),
         "overall": overall(samples[samples["series"] == "main"]),
         "trend": trends(samples[samples["series"] == "main"]),
+        "places": places(profile[profile["series"] == "main"]),
+        "tokens": tokens_of(result, main),
         "baselines": _others(everywhere, [s for s in series if _is_baseline(s)]),
         "lengths": _others(everywhere, [s for s in series if s.startswith("length=")]),
         "steps": _others(everywhere, [s for s in series if s.startswith("step=")]),
@@ -92,6 +95,26 @@ def overall(samples: pd.DataFrame) -> dict[str, dict[str, float | None]]:
             )
             found[str(measure)] = _interval(interval)
     return found
+
+
+def places(profile: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """By the first of each range of places in a text, the mean over layers and heads of PLACED."""
+    known = profile[profile["place"].notna() & profile["measure"].isin(PLACED)]
+    means = known.groupby(["measure", "place"], observed=True)["mean"].mean()
+    found: dict[str, dict[str, float]] = {}
+    for (measure, place), x in means.items():
+        if np.isfinite(x):
+            found.setdefault(str(measure), {})[str(int(place))] = float(x)
+    return found
+
+
+def tokens_of(result: Result, main: pd.DataFrame) -> int | None:
+    """How many tokens a window has on average, those that see only themselves counted in."""
+    chosen = main[(main["measure"] == "self_weight") & (main["head"] == 0)]
+    layer = result.manifest["layers"][0] if result.manifest["layers"] else {"layer": -1, "alone": 0}
+    counted = chosen[chosen["layer"] == layer["layer"]].get("n", pd.Series(dtype=float)).sum()
+    whole = (counted + layer["alone"]) / result.manifest["windows"]["main"]
+    return round(whole) if counted else None
 
 
 def by_window(samples: pd.DataFrame, measure: str) -> tuple[Values, NDArray[np.int64], list[int]]:

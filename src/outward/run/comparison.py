@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from outward.report.compare import comparison, rows
 from outward.report.frames import Shown
 from outward.report.terminal import show_comparison
-from outward.run.run import Run
+from outward.run.run import Run, load
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +44,20 @@ class Comparison:
 
 
 def compare(
-    *runs: Run, names: Sequence[str] = (), measures: Sequence[str] = (), series: str = "main"
+    *runs: Run | str | Path,
+    names: Sequence[str] = (),
+    measures: Sequence[str] = (),
+    series: str = "main",
 ) -> Comparison:
-    """Two runs or more: means, differences from the first, curves over relative depth.
+    """Two runs or more, or their directories: means, differences from the first, curves over depth.
 
     names: what to call them; the names of their directories unless given. measures: the main ones
     unless given. Runs of the same documents are compared in pairs.
     """
     if names and len(names) != len(runs):
         raise ValueError(f"{len(names)} names for {len(runs)} runs: give one for each, or none.")
-    shown = tuple(Shown(n, r.result) for n, r in zip(names or _names(runs), runs, strict=True))
+    read = [r if isinstance(r, Run) else load(r) for r in runs]
+    shown = tuple(Shown(n, r.result) for n, r in zip(names or _names(read), read, strict=True))
     return Comparison(shown, comparison(shown, measures, series=series))
 
 

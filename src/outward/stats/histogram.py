@@ -88,5 +88,8 @@ class Histogram:
         here = np.take_along_axis(self.counts, at[..., None], -1)[..., 0]
         before = np.take_along_axis(cumulative, at[..., None], -1)[..., 0] - here
         part = (wanted - before) / np.maximum(here, 1)
-        found = bounds[at] + part * (bounds[at + 1] - bounds[at])
+        first, last = bounds[at], bounds[at + 1]  # the bins at the ends hold all beyond them, too
+        first = np.where(at == 0, np.fmin(first, low), first)
+        last = np.where(at == BINS - 1, np.fmax(last, high), last)
+        found = first + part * (last - first)
         return np.where(total > 0, np.clip(found, low, high), np.nan)
