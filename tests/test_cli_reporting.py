@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines.command import call, environment
-from outward.results import save
+from outward.results import Result, claim, save
 from report.made import made
 
 Said = pytest.CaptureFixture[str]
@@ -83,6 +84,13 @@ def test_report_writes_figures(runs: list[str], tmp_path: Path, capsys: Said) ->
     assert str(figures / "bias-over-depth.svg") in capsys.readouterr().err
 
 
+def test_a_report_on_stdout_and_in_the_runs_own_folder(runs: list[str], capsysbinary: Any) -> None:
+    assert call("report", runs[0], "-o", "-") == 0
+    assert capsysbinary.readouterr().out.startswith(b"<!doctype html>")
+    assert call("report", runs[0], "-o", f"{runs[0]}/report.html") == 0
+    claim(Path(runs[0]), "measure")  # as who goes on with the run does
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path, capsys: Said) -> None:
     for place in ("a", "b"):
         save(made(A), tmp_path / place / "run")
@@ -124,10 +132,13 @@ def test_neither_needs_torch(runs: list[str], tmp_path: Path) -> None:
         (["compare", "first", "second", "--measures", "entropy"], 1, "first has no measure entropy"),
         (["compare", "first", "second", "--measures", "nonsense"], 1, "first has no measure nonsense"),
         (["compare", "first", "second", "--series", "length=8"], 1, "first has no series length=8"),
-        (["report", "."], 2, ". holds runs (first, second): name those that you mean"),
+        (["report", "."], 2, ". holds runs (first, foreign, second): name those that you mean"),
         (["report", "first/run.json"], 2, "name its directory, first"),
         (["report", "empty"], 1, "no run.json"),
         (["report", "first", "-o", "empty"], 2, "it is a folder"),
+        (["report", "first", "-o", "second/run.json"], 2, "it is a file of a run"),
+        (["report", "first", "-o", "/dev/null"], 2, "it is no file"),
+        (["report", "foreign", "-o", "r.html"], 1, "foreign: not as outward writes a run"),
         (["report", "first", "-o", "none/r.html"], 1, "such file or directory. Give another --out."),
         (["report", "first", "--figures", "file"], 1, "file cannot be made"),
         (["report", "first", "--figures", "file/x"], 1, "file/x cannot be made"),
@@ -144,6 +155,7 @@ def test_what_cannot_be_done_is_said(
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
+    save(Result(made(A).manifest | {"windows": {}}, made(A).tables), tmp_path / "foreign")
     monkeypatch.chdir(tmp_path)
     assert call(*command) == code
     said = capsys.readouterr()

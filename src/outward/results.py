@@ -23,12 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load as from_bytes
 from safetensors.numpy import save as to_bytes
 
 SCHEMA = 1
 MANIFEST = "run.json"
 OURS = (MANIFEST, "plan.json", "chunks", "profile.parquet", "samples.parquet", "arrays.safetensors")
+GUESTS = ("report.html", ".DS_Store")
+"""What may lie in a run's directory without being of it."""
 Json = Any
 
 
@@ -66,14 +68,16 @@ def load(path: Path) -> Result:
     manifest = read_manifest(path)
     tables, arrays = {}, {}
     for name, known in manifest["files"].items():
-        file = path / name
+        file = path / Path(name).name  # in the directory, whatever is written there
         if not file.is_file() or file.stat().st_size != known["bytes"]:
             raise ResultError(f"{path}: {name} is missing or cut short; measure again.")
         try:
             if name.endswith(".parquet"):
-                tables[name.removesuffix(".parquet")] = pq.read_table(file)
+                tables[name.removesuffix(".parquet")] = pq.read_table(
+                    pa.BufferReader(file.read_bytes())
+                )
             else:
-                arrays = load_file(file)
+                arrays = from_bytes(file.read_bytes())
         except (pa.ArrowException, SafetensorError) as error:
             raise ResultError(f"{path}: {name} is damaged ({error}); measure again.") from error
     return Result(manifest, tables, arrays)
@@ -136,7 +140,7 @@ def claim(path: Path, kind: str) -> None:
 
 def _is_ours(name: str) -> bool:
     left = name.endswith(".tmp") and name.startswith(OURS)
-    return name in (*OURS, ".DS_Store") or left
+    return name in (*OURS, *GUESTS) or left
 
 
 def _remove(file: Path) -> None:

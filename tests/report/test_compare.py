@@ -136,3 +136,44 @@ def test_rows_are_tidy() -> None:
     assert len(found) == 2 * many * (1 + len(DEPTHS) + 2)
     assert all(r["difference"] is None for r in found if r["run"] == "run0")
     as_json(document)  # no NaN in it
+
+
+def test_an_unknown_layer_shifts_no_curve() -> None:
+    """Two runs of the same numbers, one without its first layer: nothing differs that is known."""
+    values = {k: [0.1 * n + x[0] for n in range(5)] for k, x in A.items()}
+    gap = {k: [float("nan"), *x[1:]] for k, x in values.items()}
+    document = compared(values, gap, measures=["self_similarity"])
+    for row in document["depth"][0]["rows"]:
+        apart = row["runs"][1]["difference"]["value"]
+        assert apart is None if row["depth"] < 0.25 else abs(apart) < 1e-12
+    assert document["layers"] == []
+    assert any("run1 has no self_similarity in layer 0" in w for w in document["warnings"])
+
+
+def test_a_window_without_a_layer_still_counts_in_the_others() -> None:
+    half = {k: [float("nan") if n % 2 else x, y] for n, (k, (x, y)) in enumerate(A.items())}
+    (one,) = of(compared(half, A), "self_similarity")[:1]
+    known = [x for x, _ in half.values() if x == x]
+    expected = (np.mean(known) + np.mean([y for _, y in half.values()])) / 2
+    assert one["value"] == pytest.approx(expected)
+
+
+def test_runs_of_unknown_data_are_no_pairs() -> None:
+    shown = [Shown(n, made(A, sha256=None)) for n in "ab"]
+    found = comparison(shown)
+    assert found["paired"] == [True, False]
+    assert any("data are not known" in w for w in found["warnings"])
+    noted = [Shown(n, made(A, sha256=None, note="the same text")) for n in "ab"]
+    assert comparison(noted)["paired"] == [True, True]
+
+
+def test_nothing_in_common_is_refused() -> None:
+    shown = [Shown("a", made(A, measures=("self_weight",))), Shown("b", made(A, measures=("entropy",)))]
+    with pytest.raises(ResultError, match="no measure in common"):
+        comparison(shown)
+
+
+def test_a_run_has_the_interval_that_it_has_alone() -> None:
+    alone = Shown("b", made(B, sha256="d2")).document["overall"]["self_similarity"]
+    beside = of(compared(A, B, sha1="d2"), "self_similarity")[1]
+    assert {k: beside[k] for k in alone} == alone

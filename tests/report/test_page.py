@@ -17,7 +17,7 @@ from outward.report.drawing import FORMATS, page_svg, paper, save_figures
 from outward.report.frames import Shown
 from outward.report.page import page
 from outward.report.story import Figure, bias, story
-from outward.results import ResultError
+from outward.results import Result, ResultError
 from report.made import made
 
 A = {"p": [0.1, 0.3, 0.2], "q": [0.5, 0.9, 0.4], "r": [0.3, 0.3, 0.3]}
@@ -135,6 +135,26 @@ def test_hostile_names_are_only_text() -> None:
     assert "⟪U+202E⟫" in text
 
 
+def test_characters_that_end_programs_are_drawn_as_signs() -> None:
+    """They come into the key of a chart, where the one that draws would abort."""
+    runs = [
+        Shown("\x1b[31mred\x07", made(A)),
+        Shown("\u202eabc", made(A)),
+        Shown("currentColor", made(A)),
+    ]
+    text = page(runs, story(runs)[:1])
+    assert "␛[31mred␇" in text
+    assert "\u202e" not in text
+    assert b"currentColor" in paper(story(runs)[0].chart, "svg")  # the name, in the key
+    odd = [Shown('a role="b" c', made(A)), Shown("d", made(A))]
+    assert 'a role="b" c</text>' in page_svg(story(odd)[0].chart)
+
+
+def test_a_run_that_is_called_as_its_baseline() -> None:
+    rows = bias([Shown("random-weights", made(A, series=SERIES[:2]))]).rows
+    assert {r["which"] for r in rows} == {"random-weights", "random-weights, random-weights"}
+
+
 def test_several_runs_lie_over_each_other() -> None:
     runs = [Shown("a", made(A, series=SERIES[:2])), Shown("b", made(A)), Shown("c", made(A, heads=5))]
     told = story(runs)
@@ -161,6 +181,10 @@ def test_what_was_not_measured_is_not_drawn() -> None:
     names = [f.name for f in story([run])]
     assert "by-length" not in names
     assert "parts-a" not in names
+    bare = Result(run.result.manifest, run.result.tables, {})
+    assert "tokens-a" not in [f.name for f in story([Shown("a", bare)])]
+    other = Shown("b", made(A, measures=("self_weight",)))
+    assert "tokens-b" not in [f.name for f in story([other])]
 
 
 def test_many_layers_and_heads_stay_small() -> None:

@@ -87,7 +87,7 @@ def test_it_prints(chromium, report: str) -> None:
         ground = seen.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == "rgb(255, 255, 255)"
         wide = seen.evaluate(
-            "[...document.querySelectorAll('section > .wide')].map((x) => x.scrollWidth - x.clientWidth)"
+            "[...document.querySelectorAll('section > .wide')].map(x => x.scrollWidth - x.clientWidth)"
         )
         assert wide == [0]  # the table of differences, whole
         assert seen.pdf(print_background=True).startswith(b"%PDF")

@@ -118,7 +118,7 @@ def test_no_u_is_seen_where_the_lowest_layer_may_be_at_an_end(lowest: Any) -> No
     curved = trend((0.5, 0.25, 0.75))
     curved["depth_of_minimum"] = dict(zip(("value", "low", "high"), lowest, strict=True))
     depth = one(reading(document(FIVE, trend={"self_similarity": curved})), "Over depth")
-    assert depth.endswith("with its lowest layer at an end: no U.")
+    assert depth.endswith("but its lowest layer may be at an end: no U.")
     assert "like a U" not in depth
 
 

@@ -153,7 +153,8 @@ def test_one_layer_has_no_trend() -> None:
 
 def test_windows_are_means_over_heads() -> None:
     samples = result(samples=sampled(VALUES, windows=2)).tables["samples"].to_pandas()
-    values, documents, layers = by_window(samples, "self_similarity")
+    windows, layers = by_window(samples, "self_similarity")
+    values, documents = windows.means, windows.documents
     np.testing.assert_array_equal(values, [VALUES["a"], VALUES["a"], VALUES["b"], VALUES["b"]])
     assert documents.tolist() == [0, 0, 1, 1]
     assert layers == [0, 1]
@@ -205,3 +206,15 @@ def test_what_a_reader_should_know(change: dict[str, Any], said: str) -> None:
 def test_heads_with_values_of_their_own_share_none() -> None:
     own = profiled("value_similarity", [[0.5, 0.25, 0.125], [0.5, 0.5, 0.5]])
     assert summary(result(BIAS + own))["warnings"] == []
+
+
+def test_a_mean_over_tokens_lies_in_its_own_interval() -> None:
+    """Long windows weigh more: by windows alike, the mean would be 0.5, and the interval around it."""
+    samples = sampled({"a": (0.2, 0.2), "b": (0.2, 0.2), "c": (0.8, 0.8), "d": (0.8, 0.8)})
+    tokens = {"a": 90, "b": 90, "c": 10, "d": 10}
+    weighed = [row | {"n": tokens[row["document"]]} for row in samples]
+    found = summary(result(BIAS, weighed))["overall"]["self_similarity"]
+    assert found["value"] == pytest.approx(0.26)
+    alike = summary(result(BIAS, samples))["overall"]["self_similarity"]
+    assert alike["value"] == pytest.approx(0.5)
+    assert found["low"] <= found["value"] <= found["high"]

@@ -57,7 +57,10 @@ def test_what_hides_is_shown(text: str, seen: str) -> None:
 
 def test_names_for_files_and_html() -> None:
     assert escaped("<a href='x'>&\"") == "&lt;a href=&#x27;x&#x27;&gt;&amp;&quot;"
-    assert file_name("../runs/a b<c>") == ".._runs_a_b_c_"
+    assert file_name("by-place.1") == "by-place.1"
+    assert file_name("../runs/a b<c>").startswith(".._runs_a_b_c_-")
+    assert file_name("日本") != file_name("中国")
+    assert len(file_name("x" * 1000)) < 100
 
 
 def test_a_number_and_its_interval() -> None:
@@ -71,6 +74,12 @@ def test_side_by_side_names_every_run() -> None:
     row = side_by_side(document)[0]
     assert list(row) == ["measure", "a", "b", "c", "b − a", "c − a"]
     assert row["c − a"] == "+0.000 [+0.000, +0.000]"
+
+
+def test_a_run_called_measure_hides_no_label() -> None:
+    row = side_by_side(comparison([Shown("measure", made(A)), Shown("b", made(B))]))[0]
+    assert row["measure "] == "cos(y, v)"
+    assert row["measure"].startswith("0.4")
 
 
 def shown_in_terminal(width: int = 140) -> str:

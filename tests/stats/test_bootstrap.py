@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from outward.stats import bootstrap as room
-from outward.stats.bootstrap import TREND, Interval, bootstrap, trend
+from outward.stats.bootstrap import TREND, Interval, Samples, bootstrap, trend
 
 Values = NDArray[np.float64]
 DOCUMENTS, WINDOWS, TRIALS = 24, 8, 200
@@ -39,7 +39,7 @@ def coverage(grouping: Callable[..., NDArray[np.int64]], monkeypatch: pytest.Mon
     held = 0
     for trial in range(TRIALS):
         x, documents = corpus(random)
-        (found,) = bootstrap(x, grouping(x, documents), as_it_is, seed=trial)
+        (found,) = bootstrap(Samples.of(x, grouping(x, documents)), as_it_is, seed=trial)
         assert found.low is not None
         assert found.high is not None
         held += found.low <= 0 <= found.high
@@ -61,18 +61,18 @@ def test_an_interval_over_windows_does_not(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_one_document_gives_no_interval() -> None:
     x = np.array([[1.0, 5.0], [3.0, 7.0]])
-    assert bootstrap(x, np.array([4, 4]), as_it_is, seed=0) == [
+    assert bootstrap(Samples.of(x, np.array([4, 4])), as_it_is, seed=0) == [
         Interval(2.0, None, None),
         Interval(6.0, None, None),
     ]
-    assert all(i.low is not None for i in bootstrap(x, np.array([4, 5]), as_it_is, seed=0))
+    assert all(i.low is not None for i in bootstrap(Samples.of(x, np.array([4, 5])), as_it_is, seed=0))
 
 
 def test_documents_weigh_as_much_as_they_have_windows() -> None:
     """Else the number in a table, a mean over tokens, could lie outside of its own interval."""
     x = np.array([[0.0]] * 30 + [[1.0]])
     documents = np.array([n // 10 for n in range(30)] + [3])
-    (found,) = bootstrap(x, documents, as_it_is, seed=0)
+    (found,) = bootstrap(Samples.of(x, documents), as_it_is, seed=0)
     assert found.value == x.mean()
     assert found.value != 0.25  # documents alike
     assert found.low == 0
@@ -80,14 +80,26 @@ def test_documents_weigh_as_much_as_they_have_windows() -> None:
     assert 0.1 < found.high <= 3 / 13  # three times the short one, and once a long one
 
 
+def test_windows_weigh_as_much_as_they_have_tokens_and_what_is_unknown_nothing() -> None:
+    x = np.array([[1.0, np.nan], [4.0, 8.0], [2.0, 6.0]])
+    tokens = np.array([[30.0, 0.0], [10.0, 10.0], [20.0, 30.0]])
+    samples = Samples.of(x, np.array([0, 1, 2]), tokens)
+    assert samples.mean().tolist() == [[110 / 60, 260 / 40]]
+    first, second = bootstrap(samples, as_it_is, seed=0)
+    assert first.low is not None
+    assert first.low <= first.value <= (first.high or 0)
+    assert (second.low, second.high) == (6.0, 8.0)  # of the draws without either, nothing is known
+    assert Samples.of(x, np.array([0, 1, 2])).mean().tolist() == [[7 / 3, 7.0]]
+
+
 def test_the_same_seed_gives_the_same_interval_in_blocks_of_any_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, documents = corpus(np.random.default_rng(1))
-    (whole,) = bootstrap(x, documents, as_it_is, seed=3)
+    (whole,) = bootstrap(Samples.of(x, documents), as_it_is, seed=3)
     monkeypatch.setattr(room, "WEIGHTS", 7 * DOCUMENTS)
-    (blocks,) = bootstrap(x, documents, as_it_is, seed=3)
-    (other,) = bootstrap(x, documents, as_it_is, seed=4)
+    (blocks,) = bootstrap(Samples.of(x, documents), as_it_is, seed=3)
+    (other,) = bootstrap(Samples.of(x, documents), as_it_is, seed=4)
     assert whole.low == pytest.approx(blocks.low, rel=1e-12)
     assert whole.high == pytest.approx(blocks.high, rel=1e-12)
     assert whole.low != pytest.approx(other.low, rel=1e-12)
@@ -156,7 +168,9 @@ def test_ranks_that_break_ties_by_order_are_noticed() -> None:
 def test_what_is_unknown_in_every_draw_has_no_interval_and_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = bootstrap(np.array([[0.1, 0.2], [0.2, 0.4]]), np.array([0, 1]), trend, seed=0)
+        found = bootstrap(
+            Samples.of(np.array([[0.1, 0.2], [0.2, 0.4]]), np.array([0, 1])), trend, seed=0
+        )
     curvature = found[TREND.index("curvature")]
     assert math.isnan(curvature.value)
     assert curvature.low is None

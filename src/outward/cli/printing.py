@@ -25,6 +25,7 @@ def print_run(
     kept: bool,
 ) -> int:
     from outward.report.terminal import show
+    from outward.report.visible import visible
     from outward.results import as_json
 
     document = {**run.document, "run": str(run.path) if kept else None}
@@ -34,7 +35,7 @@ def print_run(
         result(as_json(document))
     else:
         wide = None if sys.stdout.isatty() else 120
-        result(heading(run.manifest))
+        result(visible(heading(run.manifest)))
         show(document, run.reading, _console(width=wide), shown)
         if kept:
             result(f"kept in {run.path}")
@@ -70,13 +71,14 @@ def _refuse_missing(measures: tuple[str, ...], run: "Run") -> None:
 def print_context(found: "Result", *, json: bool, kept_in: "Path | None") -> None:
     from outward.report.context import context_document, context_reading
     from outward.report.terminal import show_context
+    from outward.report.visible import visible
     from outward.results import as_json
 
     document = context_document(found, None if kept_in is None else str(kept_in))
     if json:
         result(as_json(document))
         return
-    result(heading(found.manifest))
+    result(visible(heading(found.manifest)))
     console = _console(width=None if sys.stdout.isatty() else 140)
     show_context(document, context_reading(document), console)
     if kept_in is not None:
@@ -94,7 +96,7 @@ def print_comparison(document: dict[str, Any], *, json: bool, csv: bool) -> None
     elif csv:
         sys.stdout.write(as_csv(rows(document)))
     else:
-        show_comparison(document, _console(width=None if sys.stdout.isatty() else 140))
+        show_comparison(document, _console(width=None if sys.stdout.isatty() else 1000))
 
 
 def print_rows(rows: list[dict[str, Any]], json: bool) -> int:
@@ -129,5 +131,8 @@ def result(text: str) -> None:
 
 
 def say(message: str) -> None:
-    sys.stderr.write(f"outward: {message}\n")
+    from outward.report.visible import visible
+
+    seen = "\n".join(map(visible, message.split("\n")))
+    sys.stderr.write(f"outward: {seen}\n")
     sys.stderr.flush()

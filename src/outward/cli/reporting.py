@@ -1,5 +1,8 @@
 """outward compare, outward report."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +47,8 @@ def compare(
     if len(shown) < 2:
         raise UsageError("compare takes two runs or more: outward compare RUN RUN")
     chosen = tuple(x.strip() for x in measures.split(",") if x.strip())
-    document = comparison(shown, chosen, series=series)
+    with _as_written(shown):
+        document = comparison(shown, chosen, series=series)
     print_comparison(document, json=json, csv=csv)
     return DONE
 
@@ -62,15 +66,14 @@ def report(
 
     Args:
         runs: directories that `outward measure --out` made. Several are drawn into the same curves.
-        out: the file to write.
+        out: the file to write; - is stdout.
         figures: also write every figure there, as SVG, PNG and PDF.
         title: of the page.
         debug: show the traceback of an error.
     """
     if not runs:
         raise UsageError("report takes a run: outward report RUN -o report.html")
-    if out.is_dir():
-        raise UsageError(f"--out {out}: it is a folder; name a file in it, as in {out / PAGE}.")
+    _refuse_target(out)
     shown = _shown(runs)  # reads them: what cannot be read is said before anything is drawn
 
     from outward.report.drawing import save_figures
@@ -78,10 +81,14 @@ def report(
     from outward.report.story import story
     from outward.results import write_file
 
-    told = story(shown)
-    text = page(shown, told, title=title).encode("utf-8", "replace")
-    write_file(out, text, way_out="Give another --out.")
-    result(str(out))
+    with _as_written(shown):
+        told = story(shown)
+        text = page(shown, told, title=title).encode("utf-8", "replace")
+    if str(out) == "-":
+        sys.stdout.buffer.write(text)
+    else:
+        write_file(out.resolve(), text, way_out="Give another --out.")
+        result(str(out))
     if figures is not None:
         for file in save_figures({f.file: f.chart for f in told}, figures):
             say(f"wrote {file}")
@@ -105,6 +112,32 @@ def _shown(runs: tuple[Path, ...]) -> "list[Shown]":
         if kind != "measure":
             raise UsageError(f"{one.name} is a run of {kind}; this shows runs of `outward measure`.")
     return found
+
+
+@contextmanager
+def _as_written(shown: "list[Shown]") -> Iterator[None]:
+    """Runs that another program wrote, or a hand, have not all that is drawn."""
+    from outward.results import ResultError
+
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        names = ", ".join(s.name for s in shown)
+        raise ResultError(
+            f"{names}: not as outward writes a run ({type(error).__name__}: {error}); measure again."
+        ) from error
+
+
+def _refuse_target(out: Path) -> None:
+    """What is there may be something else than an old report."""
+    from outward.results import MANIFEST, OURS
+
+    if out.is_dir():
+        raise UsageError(f"--out {out}: it is a folder; name a file in it, as in {out / PAGE}.")
+    if out.exists() and not out.is_file():
+        raise UsageError(f"--out {out}: it is no file; name one, or - for stdout.")
+    if out.name in OURS and (out.parent / MANIFEST).is_file():
+        raise UsageError(f"--out {out}: it is a file of a run, which would be lost; name another.")
 
 
 def _refuse_folder(path: Path) -> None:

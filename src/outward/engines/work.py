@@ -31,7 +31,7 @@ from outward.sources.functions import refuse_fresh
 from outward.sources.models import local_identity
 from outward.sources.provenance import NOTES, fingerprint
 from outward.sources.source import Source
-from outward.sources.text import separators
+from outward.sources.text import ORDER, separators
 from outward.taps.proof import prove
 
 Progress = Callable[[str, int, int], None]
@@ -56,6 +56,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+        "order": ORDER,
         "machine": platform.machine(),
         "threads": threads_of(plan),
         "kernel": kernel_of(plan.kernel),

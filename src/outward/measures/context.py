@@ -263,7 +263,7 @@ def _summed(
     each["cosine"] = (
         C.sum(dim=1) if similarity == "cosine" else _side_by_side(_outputs(y, valid, "cosine"))
     )
-    found = {}
+    found: dict[str, Tensor] = {}
     for name in SIMILARITIES:
         total = each[name].double().sum(dim=0)
         found[name] = total - torch.diag(total.diagonal())

@@ -27,7 +27,7 @@ def pack(chunk: Chunk) -> bytes:
             arrays[f"{n}.pairs.{name}"] = getattr(layer.pairs, name)
         arrays |= _sparse(f"{n}.histogram", layer.histogram)
         arrays |= _sparse(f"{n}.pair_histogram", layer.pair_histogram)
-        arrays[f"{n}.means"] = layer.means
+        arrays[f"{n}.means"], arrays[f"{n}.counts"] = layer.means, layer.counts
         for kind, named in (("sums", layer.sums), ("rows", layer.rows)):
             arrays |= {f"{n}.{kind}.{name}": x for name, x in named.items()}
     about = {
@@ -59,6 +59,7 @@ def unpack(data: bytes) -> Chunk:
             _moments(arrays, f"{n}.pairs"),
             _dense(arrays, f"{n}.pair_histogram"),
             arrays[f"{n}.means"],
+            arrays[f"{n}.counts"],
             alone,
             *(_named(arrays, f"{n}.{kind}.") for kind in ("sums", "rows")),
         )

@@ -95,6 +95,7 @@ def _tallied(call: AttentionCall, found: Context, windows: int) -> LayerTally:
     )[..., None]
     heads = numbers.shape[2]
     moments, histogram = of_pairs(numbers, names)
+    means = numbers[..., 0].permute(1, 0, 2).cpu().numpy()
     return LayerTally(
         call.layer,
         call.module,
@@ -104,7 +105,8 @@ def _tallied(call: AttentionCall, found: Context, windows: int) -> LayerTally:
         Histogram.empty((0, heads, 1)),
         moments,
         histogram,
-        numbers[..., 0].permute(1, 0, 2).cpu().numpy(),
+        means,
+        np.isfinite(means).astype(np.int64),
         0,
         sums=_sums(found),
         rows={"focal": _array(found.focal), "tied": _array(found.tied)},

@@ -105,6 +105,7 @@ def _samples_of(series: str, layer: LayerTally, chunk: Chunk) -> pa.Table:
             "head": head,
             "measure": pa.DictionaryArray.from_arrays(measure, list(layer.measures)),
             "mean": layer.means.ravel()[known],
+            "n": layer.counts.ravel()[known].astype(np.int32),
         }
     )
 

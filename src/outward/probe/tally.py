@@ -31,9 +31,9 @@ class LayerTally:
 
     per_pair, per_token: the names of its measures. tokens: cells (measure, head, bucket) of per_token.
     pairs: cells (measure, head) of per_pair. means: of every window, (window, measure, head) of
-    `measures`; NaN where a window has no token that counts. alone: how many tokens saw only
-    themselves and were left out. sums: arrays that add up over windows, larger for longer ones. rows:
-    arrays with a row for each window.
+    `measures`; NaN where a window has no token that counts. counts: of how many numbers each is.
+    alone: how many tokens saw only themselves and were left out. sums: arrays that add up over windows,
+    larger for longer ones. rows: arrays with a row for each window.
     """
 
     layer: int
@@ -45,6 +45,7 @@ class LayerTally:
     pairs: Moments
     pair_histogram: Histogram
     means: NDArray[np.float64]
+    counts: NDArray[np.int64]
     alone: int
     sums: dict[str, NDArray[Any]] = field(default_factory=dict)
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class LayerTally:
             pairs=a.pairs.merge(b.pairs),
             pair_histogram=a.pair_histogram.merge(b.pair_histogram),
             means=np.concatenate((a.means, b.means)),
+            counts=np.concatenate((a.counts, b.counts)),
             alone=a.alone + b.alone,
             sums={name: added(x, b.sums[name]) for name, x in a.sums.items()},
             rows={name: np.concatenate((x, b.rows[name])) for name, x in a.rows.items()},
@@ -166,7 +168,7 @@ def tally(
         Moments.of(count.sum(axis=1), total.sum(axis=1), squares.sum(axis=1), low, high),
         Histogram(narrow(counts)),
         *of_pairs(pairs, per_pair),
-        _means(total, count, pairs, windows),
+        *_means(total, count, pairs, windows),
         int((see.is_alone.expand(len(measured.tokens[0]), -1)).sum()),
     )
 
@@ -274,13 +276,15 @@ def _means(
     count: NDArray[np.float64],
     pairs: Float[Tensor, "measure batch head document"],
     windows: int,
-) -> NDArray[np.float64]:
-    """(window, measure, head), pairs first; NaN where nothing counts."""
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(window, measure, head), pairs first: means, NaN where nothing counts; of how many numbers."""
     measures, batch, heads, _ = total.shape
     windows = windows if batch % windows == 0 else batch
     shape = (measures, windows, batch // windows, heads)
     sums, counts = (x.sum(axis=-1).reshape(shape).sum(axis=2) for x in (total, count))
     tokens = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
     parts = pairs.unflatten(1, (windows, -1)).permute(0, 1, 3, 2, 4).flatten(3)
-    together = np.concatenate((parts.nanmean(dim=-1).cpu().numpy(), tokens))
-    return together.transpose(1, 0, 2)
+    known = (~parts.isnan()).sum(dim=-1).cpu().numpy()
+    means = np.concatenate((parts.nanmean(dim=-1).cpu().numpy(), tokens))
+    many = np.concatenate((known, counts.astype(np.int64)))
+    return means.transpose(1, 0, 2), many.transpose(1, 0, 2)

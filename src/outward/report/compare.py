@@ -11,21 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outward.glossary import MEASURES
 from outward.report.frames import Shown
-from outward.report.summary import by_window
+from outward.report.summary import SEED, by_window, over_layers
 from outward.report.terminal import COLUMNS
 from outward.results import ResultError
-from outward.stats.bootstrap import Interval, Values, intervals, redrawn
+from outward.stats.bootstrap import Interval, Samples, Values, intervals
 
 DEPTHS = tuple(n / 10 for n in range(11))
 SHORT = {title: name for name, title in COLUMNS.items()}
 """Names as tables have them."""
 Row = dict[str, Any]
-Statistic = Callable[[Values], Values]
-"""Means over samples, (draw, layer), to numbers, (draw, number)."""
+Statistic = Callable[["_Measured", Values], Values]
+"""Of one measure of a run: means, (draw, layer), to numbers, (draw, number)."""
 
 
 def comparison(
@@ -35,17 +34,19 @@ def comparison(
     measures = [SHORT.get(m, m) for m in measures]
     _refuse(runs, measures, series)
     chosen = list(measures) or [m for m in COLUMNS if all(m in r.measures for r in runs)]
+    if not chosen:
+        raise ResultError("these runs have no measure in common: measure with the same --measures.")
     of = {m: [_measured(r, m, series) for r in runs] for m in chosen}
     return {
         "series": series,
         "runs": [_about(r, series) for r in runs],
-        "paired": [_paired(each[0], x) for each in list(of.values())[:1] for x in each],
+        "paired": [all(_paired(x[0], x[n]) for x in of.values()) for n in range(len(runs))],
         "measures": [
             {"measure": m, "runs": _transposed(_beside(each, _whole), 1)[0]} for m, each in of.items()
         ],
         "depth": [_by_depth(m, each) for m, each in of.items()],
         "layers": _by_layer(of, runs),
-        "warnings": warnings(runs, series),
+        "warnings": warnings(runs, series) + _gaps(runs, of),
     }
 
 
@@ -66,41 +67,41 @@ def _refuse(runs: Sequence[Shown], measures: Sequence[str], series: str) -> None
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """One measure of one run by window and layer, and the documents of the windows."""
+    """One measure of one run by window and layer: what layers, at which depths, of which documents."""
 
-    values: Values
-    documents: NDArray[np.int64]
+    windows: Samples
+    layers: list[int]
+    depths: list[float]
     names: list[str]
     data: Any
-
-    def draws(self, seed: int) -> Values | None:
-        """Means over documents drawn again; None where there are no two."""
-        return redrawn(self.values, self.documents, seed=seed) if len(self.values) else None
 
 
 def _measured(run: Shown, measure: str, series: str) -> _Measured:
     samples = run.windows(series)
-    values, documents, _ = by_window(samples, measure)
-    names = samples["document"].cat.categories[np.unique(documents)]
-    return _Measured(values, documents, list(names), _data_of(run))
+    windows, layers = by_window(samples, measure)
+    all_layers = [x["layer"] for x in run.result.manifest["layers"]]
+    last = max(1, len(all_layers) - 1)
+    depths = [all_layers.index(n) / last for n in layers]
+    names = samples["document"].cat.categories[np.unique(windows.documents)]
+    return _Measured(windows, layers, depths, list(names), _data_of(run))
 
 
 def _paired(a: _Measured, b: _Measured) -> bool:
-    """Whether they are of the same documents: a draw of the one is then a draw of the other."""
-    return a.data == b.data and a.names == b.names
+    """Whether they are known to be of the same documents: a draw of one is then one of the other."""
+    return a is b or (a.data is not None and a.data == b.data and a.names == b.names)
 
 
 def _beside(each: list[_Measured], statistic: Statistic) -> list[list[Row]]:
     """By run and number of the statistic: it, its interval, and how far it is from the first run's."""
     first = each[0]
-    drawn = [x.draws(0 if _paired(first, x) else n) for n, x in enumerate(each)]
+    own = [x.windows.redrawn(seed=SEED) for x in each]
     found = []
-    for n, (one, draws) in enumerate(zip(each, drawn, strict=True)):
-        rows = [_shown(x) for x in _intervals(statistic, [one], [draws])]
+    for n, one in enumerate(each):
+        rows = [_shown(x) for x in _intervals(statistic, [one], [own[n]])]
         apart: list[Row | None] = [None] * len(rows)
-        if n and len(first.values) and rows:
-            both = _intervals(statistic, [one, first], [draws, drawn[0]])
-            apart = [_shown(x) for x in both]
+        if n and first.layers and rows:
+            draws = own[n] if _paired(first, one) else one.windows.redrawn(seed=SEED + n)
+            apart = [_shown(x) for x in _intervals(statistic, [one, first], [draws, own[0]])]
         found.append([row | {"difference": x} for row, x in zip(rows, apart, strict=True)])
     return found
 
@@ -109,31 +110,36 @@ def _intervals(
     statistic: Statistic, each: list[_Measured], drawn: list[Values | None]
 ) -> list[Interval]:
     """Of a statistic of one run, or of the difference of two; none where nothing was measured."""
-    if not all(len(x.values) for x in each):
+    if not all(x.layers for x in each):
         return []
-    value = _minus([statistic(x.values.mean(axis=0)[None])[0] for x in each])
+    value = _minus([statistic(x, x.windows.mean())[0] for x in each])
     draws = [x for x in drawn if x is not None]
     if len(draws) < len(each):
         return [Interval(float(x), None, None) for x in value]
-    return intervals(value, _minus([statistic(x) for x in draws]))
+    return intervals(value, _minus([statistic(x, d) for x, d in zip(each, draws, strict=True)]))
 
 
 def _minus(of: list[Values]) -> Values:
     return of[0] if len(of) == 1 else of[0] - of[1]
 
 
-def _whole(values: Values) -> Values:
-    return values.mean(axis=1, keepdims=True)
+def _whole(of: _Measured, means: Values) -> Values:
+    """The mean over layers."""
+    return over_layers(means)
 
 
-def _at_depths(values: Values) -> Values:
-    """(draw, layer) -> (draw, DEPTHS)."""
-    places = np.linspace(0, 1, values.shape[1])
-    return np.stack([np.interp(DEPTHS, places, x) for x in values])
+def _at_depths(of: _Measured, means: Values) -> Values:
+    """(draw, layer) -> (draw, DEPTHS); nothing is said beyond the layers that are known."""
+    return np.stack([np.interp(DEPTHS, of.depths, x, left=np.nan, right=np.nan) for x in means])
+
+
+def _each(of: _Measured, means: Values) -> Values:
+    """The layers themselves."""
+    return means
 
 
 def _shown(x: Interval) -> Row:
-    return {"value": x.value, "low": x.low, "high": x.high}
+    return {"value": x.value if np.isfinite(x.value) else None, "low": x.low, "high": x.high}
 
 
 def _transposed(columns: list[list[Row]], many: int) -> list[list[Row | None]]:
@@ -157,9 +163,9 @@ def _by_layer(of: dict[str, list[_Measured]], runs: Sequence[Shown]) -> list[Row
     return [
         {"measure": measure, "layer": layer, "runs": row}
         for measure, each in of.items()
-        if all(x.values.shape[1:] == (len(numbers[0]),) for x in each)
+        if all(x.layers == numbers[0] for x in each)
         for layer, row in zip(
-            numbers[0], _transposed(_beside(each, lambda x: x), len(numbers[0])), strict=True
+            numbers[0], _transposed(_beside(each, _each), len(numbers[0])), strict=True
         )
     ]
 
@@ -177,8 +183,25 @@ def _about(run: Shown, series: str) -> Row:
     }
 
 
+def _gaps(runs: Sequence[Shown], of: dict[str, list[_Measured]]) -> list[str]:
+    """Where a mean over layers is not over all of them."""
+    found = []
+    for n, run in enumerate(runs):
+        all_layers = {x["layer"] for x in run.result.manifest["layers"]}
+        for measure, each in of.items():
+            missing = sorted(all_layers - set(each[n].layers))
+            if missing and each[n].layers:
+                found.append(
+                    f"{run.name} has no {measure} in layer {', '.join(map(str, missing))}: its mean is "
+                    "over the others."
+                )
+    return found
+
+
 def _data_of(run: Shown) -> Any:
-    return (run.result.manifest.get("data") or {}).get("sha256")
+    """What is known of the data: its hash, or which text of Outward's own it is."""
+    manifest = run.result.manifest
+    return (manifest.get("data") or {}).get("sha256") or manifest.get("note")
 
 
 def warnings(runs: Sequence[Shown], series: str) -> list[str]:
@@ -190,6 +213,8 @@ def warnings(runs: Sequence[Shown], series: str) -> list[str]:
         found.append(
             "different models: compare the excess; the raw cosine also says how alike all values are."
         )
+    if any(_data_of(r) is None for r in runs):
+        found.append("of runs made in Python the data are not known: they are not compared in pairs.")
     for run in others:
         if _data_of(run) != _data_of(first):
             found.append(f"{run.name} was measured on other data than {first.name}.")

@@ -74,12 +74,10 @@ def _intervals(samples: pd.DataFrame) -> dict[int, Document]:
     """By layer: the interval of each measure over documents."""
     found: dict[int, Document] = {}
     for measure in samples["measure"].unique():
-        values, documents, numbers = by_window(samples, measure)
-        if not len(values):
+        windows, numbers = by_window(samples, measure)
+        if not numbers:
             continue
-        for number, x in zip(
-            numbers, bootstrap(values, documents, lambda m: m, seed=SEED), strict=True
-        ):
+        for number, x in zip(numbers, bootstrap(windows, lambda m: m, seed=SEED), strict=True):
             found.setdefault(number, {})[str(measure)] = [x.low, x.high]
     return found
 

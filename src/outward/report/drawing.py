@@ -14,6 +14,7 @@ FORMATS = ("svg", "png", "pdf")
 
 
 _SPOKEN = re.compile(r' (?:role|aria-[a-z]+)="[^"]*"')
+_TAG = re.compile(r"<[^>]*>")
 
 
 def page_svg(chart: Any) -> str:
@@ -21,7 +22,8 @@ def page_svg(chart: Any) -> str:
 
     It is silent: whoever puts it there describes it, once, instead of every line in it.
     """
-    svg = _SPOKEN.sub("", _svg(_themed(chart, "currentColor", "transparent")))
+    svg = _svg(_themed(chart, "currentColor", "transparent"))
+    svg = _TAG.sub(lambda tag: _SPOKEN.sub("", tag[0]), svg)
     return svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
 
@@ -76,7 +78,7 @@ def _themed(chart: Any, ink: str, ground: str) -> dict[str, Any]:
 def _inked(x: Any, ink: str) -> Any:
     """Marks that are drawn in the colour of the text, in this ink."""
     if isinstance(x, dict):
-        return {k: _inked(v, ink) for k, v in x.items()}
+        return {k: v if k in ("values", "datasets") else _inked(v, ink) for k, v in x.items()}
     if isinstance(x, list):
         return [_inked(v, ink) for v in x]
     return ink if x == "currentColor" else x

@@ -11,6 +11,7 @@ import altair as alt
 
 from outward.glossary import title_of
 from outward.report.frames import Row
+from outward.report.visible import visible
 
 INKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito's that show on white and on black
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [12, 2])  # one more than inks: pairs repeat after 20
@@ -23,7 +24,12 @@ SERIES = "which"
 
 def values_of(rows: Sequence[Row]) -> Any:
     """Rows as Altair takes them, however many."""
-    return alt.InlineData(values=list(rows))
+    return alt.InlineData(values=[{k: _seen(x) for k, x in r.items()} for r in rows])
+
+
+def _seen(x: Any) -> Any:
+    """Text that can only be read: some characters end the program that draws."""
+    return visible(x) if isinstance(x, str) else x
 
 
 def panels(

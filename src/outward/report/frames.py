@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from outward.report.summary import SEED, by_window, layer_intervals, layers, summary
+from outward.report.summary import SEED, by_window, layer_intervals, layers, over_layers, summary
 from outward.results import Result
 from outward.stats.bootstrap import bootstrap
 from outward.stats.histogram import edges
@@ -127,21 +127,25 @@ def over_series(run: Shown, prefix: str, measures: Iterable[str]) -> list[Row]:
 
 def mean_of(samples: pd.DataFrame, measure: str) -> Row | None:
     """The mean over layers and heads, with its interval over documents."""
-    values, documents, _ = by_window(samples, measure)
-    if not len(values):
+    windows, numbers = by_window(samples, measure)
+    if not numbers:
         return None
-    whole = values.mean(axis=1, keepdims=True)
-    (found,) = bootstrap(whole, documents, lambda x: x, seed=SEED)
+    (found,) = bootstrap(windows, over_layers, seed=SEED)
     return {"mean": found.value, "low": found.low, "high": found.high}
 
 
 def spread(run: Shown, measure: str) -> list[Row]:
     """How the numbers of single tokens are spread in each layer: the share of them in each cell."""
+    if measure not in run.measures:
+        return []
     at = run.measures.index(measure)
     bounds = edges("cosine")[:: len(edges("cosine")) // CELLS]
     found = []
     for layer in run.result.manifest["layers"]:
-        counts = run.result.arrays[f"main.layer{layer['layer']}.histogram"][at].sum(axis=0)
+        kept = run.result.arrays.get(f"main.layer{layer['layer']}.histogram")
+        if kept is None:
+            continue
+        counts = kept[at].sum(axis=0)
         share = counts.reshape(CELLS, -1).sum(axis=1) / max(1, counts.sum())
         found += [
             {"layer": layer["layer"], "low": float(a), "high": float(b), "share": float(x)}

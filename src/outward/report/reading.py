@@ -76,12 +76,22 @@ def _trend(trend: dict[str, Any] | None, known: list[Layer]) -> str | None:
     curve, lowest = trend["curvature"], trend["depth_of_minimum"]
     if len(known) < 5 or curve["value"] is None:
         return said
+    if (
+        abs(curve["value"]) < NOTICEABLE
+        and max(known, key=_bias)["self_similarity"] - min(known, key=_bias)["self_similarity"]
+        < NOTICEABLE
+    ):
+        return f"{said} It is the same in all layers."
     fit = _fit([x["self_similarity"] for x in known])
     if fit < FITS and (rank["low"] is None or rank["low"] <= 0 <= rank["high"]):
         return f"{said} It goes up and down from layer to layer: a parabola explains {fit:.0%} of that."
     return f"{said} {_shape(curve, rank, lowest, fit)}" + (
         f" A parabola explains {fit:.0%} of how layers differ." if fit < FITS else ""
     )
+
+
+def _bias(layer: Layer) -> float:
+    return float(layer["self_similarity"])
 
 
 def _fit(line: list[float]) -> float:
@@ -102,7 +112,7 @@ def _shape(curve: dict[str, Any], rank: dict[str, Any], lowest: dict[str, Any], 
         place = f"{lowest['value']:.0%} of the depth{_range(lowest, '.0%')}"
         return f"It is curved upwards, like a U {curvature}: lowest at {place}."
     if curve["low"] > 0 and (lowest["low"] <= 0 or lowest["high"] >= 1):
-        return f"It is curved upwards {curvature}, with its lowest layer at an end: no U."
+        return f"It is curved upwards {curvature}, but its lowest layer may be at an end: no U."
     if curve["low"] > 0:
         return f"It is curved upwards {curvature}."
     if curve["high"] < 0:

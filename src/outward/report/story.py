@@ -61,7 +61,7 @@ def bias(runs: Sequence[Shown]) -> Figure:
     rows = _named(runs, BIAS)
     for run in runs:
         others = over_depth(run, BIAS, run.baselines)
-        rows += [r | {SERIES: r["series"] if len(runs) == 1 else _of(r)} for r in others]
+        rows += [r | {SERIES: _other(r, alone=len(runs) == 1)} for r in others]
     baselines = " Broken lines are the baselines." if any(r.baselines for r in runs) else ""
     return Figure(
         "bias-over-depth",
@@ -76,7 +76,10 @@ def bias(runs: Sequence[Shown]) -> Figure:
     )
 
 
-def _of(row: Row) -> str:
+def _other(row: Row, *, alone: bool) -> str:
+    """A baseline, by its name and, among several runs, the run's."""
+    if alone and row["series"] != row["run"]:
+        return str(row["series"])
     return f"{row['run']}, {row['series']}"
 
 

@@ -4,14 +4,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from outward.results import Result
-from outward.stats.bootstrap import TREND, Interval, bootstrap, trend
+from outward.stats.bootstrap import TREND, Interval, Samples, Values, bootstrap, trend
 
 SEED = 0
 PLACED = ("self_similarity", "null_similarity", "excess_similarity")
-Values = NDArray[np.float64]
 
 
 def summary(result: Result, run: str | None = None) -> dict[str, Any]:
@@ -77,9 +75,9 @@ def trends(samples: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """How each measure goes with depth, with intervals over documents."""
     found = {}
     for measure in samples["measure"].unique():
-        values, documents, _ = by_window(samples, measure)
-        if len(values) and values.shape[1] > 1:
-            intervals = bootstrap(values, documents, trend, seed=SEED)
+        windows, numbers = by_window(samples, measure)
+        if len(numbers) > 1:
+            intervals = bootstrap(windows, trend, seed=SEED)
             found[str(measure)] = {n: _interval(x) for n, x in zip(TREND, intervals, strict=True)}
     return found
 
@@ -88,11 +86,9 @@ def overall(samples: pd.DataFrame) -> dict[str, dict[str, float | None]]:
     """The mean over layers and heads of each measure, with its interval over documents."""
     found = {}
     for measure in samples["measure"].unique():
-        values, documents, _ = by_window(samples, measure)
-        if len(values):
-            (interval,) = bootstrap(
-                values, documents, lambda x: x.mean(axis=1, keepdims=True), seed=SEED
-            )
+        windows, numbers = by_window(samples, measure)
+        if numbers:
+            (interval,) = bootstrap(windows, over_layers, seed=SEED)
             found[str(measure)] = _interval(interval)
     return found
 
@@ -117,22 +113,32 @@ def tokens_of(result: Result, main: pd.DataFrame) -> int | None:
     return round(whole) if counted else None
 
 
-def by_window(samples: pd.DataFrame, measure: str) -> tuple[Values, NDArray[np.int64], list[int]]:
-    """(window, layer) means over heads, the number of each window's document, and the layers."""
+def over_layers(means: Values) -> Values:
+    """The mean of all layers, of each draw."""
+    return means.mean(axis=1, keepdims=True)
+
+
+def by_window(samples: pd.DataFrame, measure: str) -> tuple[Samples, list[int]]:
+    """Means over heads, (window, layer), each of as many tokens as it is of; and the layers."""
     chosen = samples[samples["measure"] == measure]
     codes = chosen["document"].cat.codes.to_numpy()
     frame = chosen[["window", "layer", "mean"]].rename(columns={"window": "w"}).assign(d=codes)
-    table = frame.groupby(["d", "w", "layer"])["mean"].mean().unstack("layer").dropna()
-    documents = table.index.get_level_values("d").to_numpy()
-    return table.to_numpy(), documents.astype(np.int64), [int(x) for x in table.columns]
+    frame["n"] = chosen.get("n", 1)  # runs of before know no weights
+    by = frame.groupby(["d", "w", "layer"])[["mean", "n"]].mean().unstack("layer")
+    if not len(by):
+        return Samples.of(np.empty((0, 0)), np.empty(0, np.int64)), []
+    means, weights = by["mean"].dropna(axis=1, how="all"), by["n"]
+    documents = by.index.get_level_values("d").to_numpy().astype(np.int64)
+    many = weights[means.columns].fillna(0).to_numpy(np.float64)
+    return Samples.of(means.to_numpy(), documents, many), [int(x) for x in means.columns]
 
 
 def layer_intervals(samples: pd.DataFrame, measure: str) -> dict[int, list[float] | None]:
     """[low, high] of the mean over heads of each layer."""
-    values, documents, numbers = by_window(samples, measure)
-    if not len(values):
+    windows, numbers = by_window(samples, measure)
+    if not numbers:
         return {}
-    intervals = bootstrap(values, documents, lambda x: x, seed=SEED)
+    intervals = bootstrap(windows, lambda x: x, seed=SEED)
     return {
         n: None if x.low is None or x.high is None else [x.low, x.high]
         for n, x in zip(numbers, intervals, strict=True)

@@ -38,8 +38,11 @@ def _cell(x: Any) -> str:
 def side_by_side(document: dict[str, Any]) -> list[Row]:
     """A comparison as rows: each measure of each run, and how far it is from the first run."""
     names = [r["name"] for r in document["runs"]]
+    label = "measure"
+    while label in names:
+        label += " "
     return [
-        {"measure": title_of(x["measure"])}
+        {label: title_of(x["measure"])}
         | {name: with_interval(one) for name, one in zip(names, x["runs"], strict=True)}
         | {
             f"{name} \N{MINUS SIGN} {names[0]}": with_interval(one and one["difference"], "+")

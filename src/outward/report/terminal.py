@@ -32,10 +32,17 @@ def show(
     columns = {name: name.replace("_", " ") for name in measures} or COLUMNS
     for n, part in enumerate(_fitting(document["layers"], columns, console)):
         console.print(layer_table(document["layers"], part, bars=n == 0))
+    _say(said, document["warnings"], console)
+
+
+def _say(said: list[str], warned: list[str], console: Console) -> None:
+    """What comes from file names in it can only be read."""
     for sentence in said:
-        console.print(f"• {sentence}", soft_wrap=True, highlight=False, markup=False)
-    for warning in document["warnings"]:
-        console.print(f"! {warning}", soft_wrap=True, highlight=False, markup=False, style="dim")
+        console.print(visible(f"• {sentence}"), soft_wrap=True, highlight=False, markup=False)
+    for warning in warned:
+        console.print(
+            visible(f"! {warning}"), soft_wrap=True, highlight=False, markup=False, style="dim"
+        )
 
 
 def _fitting(
@@ -182,7 +189,4 @@ def show_context(document: dict[str, Any], said: list[str], console: Console) ->
     """Table, reading, warnings."""
     for part in _fitting(document["layers"], CONTEXT, console, bars=False):
         console.print(layer_table(document["layers"], part, bars=False))
-    for sentence in said:
-        console.print(f"• {sentence}", soft_wrap=True, highlight=False, markup=False)
-    for warning in document["warnings"]:
-        console.print(f"! {warning}", soft_wrap=True, highlight=False, markup=False, style="dim")
+    _say(said, document["warnings"], console)

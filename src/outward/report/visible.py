@@ -3,11 +3,13 @@
 Characters that draw nothing, or turn the direction of what follows, are shown as signs of their own.
 """
 
+import hashlib
 import html
 import unicodedata
 
 _PICTURES = 0x2400  # the signs for U+0000 to U+001F stand here, in the same order
 _DELETE = "\u2421"
+LONGEST = 80
 
 
 def visible(text: object) -> str:
@@ -21,8 +23,13 @@ def escaped(text: object) -> str:
 
 
 def file_name(text: object) -> str:
-    """Letters, digits, dots and dashes only: of a name that may hold anything."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "_" for c in str(text))
+    """Letters, digits, dots and dashes only, of a name that may hold anything; not the same for two."""
+    whole = str(text)
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "_" for c in whole)
+    if plain == whole and len(plain) <= LONGEST:
+        return plain
+    digest = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:6]
+    return f"{plain[:LONGEST]}-{digest}"
 
 
 def _sign(c: str) -> str:

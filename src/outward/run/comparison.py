@@ -56,6 +56,8 @@ def compare(
     """
     if names and len(names) != len(runs):
         raise ValueError(f"{len(names)} names for {len(runs)} runs: give one for each, or none.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{', '.join(names)}: give each run a name of its own.")
     read = [r if isinstance(r, Run) else load(r) for r in runs]
     shown = tuple(Shown(n, r.result) for n, r in zip(names or _names(read), read, strict=True))
     return Comparison(shown, comparison(shown, measures, series=series))

@@ -19,6 +19,8 @@ from outward.sources.errors import SourceError
 SpecialTokens = Literal["auto", "never"]
 Encode = Callable[[str], list[int]]
 AT_ONCE = 32  # documents that are open at a time
+ORDER = f"{AT_ONCE} texts in turn"
+"""In which windows come: a run that was begun in another is not gone on with."""
 LEAST = 2  # a token alone has no others to attend to
 SEAMS = (re.compile(r".*\S( )\S", re.DOTALL), re.compile(r".*\S(\s)\S", re.DOTALL))
 

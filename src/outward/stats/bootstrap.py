@@ -22,47 +22,68 @@ class Interval:
     high: float | None
 
 
-def bootstrap(
-    samples: Values, documents: NDArray[np.int64], statistic: Callable[[Values], Values], *, seed: int
-) -> list[Interval]:
-    """Intervals of statistics of the mean over samples.
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Means of single windows, (window, number), of which document each is, and how much each weighs.
 
-    samples: (sample, ...), means of single windows; documents: the number of each one's document.
-    Whole documents are drawn, never windows of one text: those resemble each other. A document weighs
-    as much as it has windows, in the mean and in every draw. `statistic` takes means (draw, ...) to
-    numbers (draw, statistics).
+    What is NaN weighs nothing. Whole documents are drawn, never windows of one text: those resemble
+    each other. A document weighs as much as its windows do, in the mean and in every draw: so a mean
+    over all tokens is what the draws scatter around.
     """
-    value = statistic(samples.mean(axis=0)[None])[0]
-    drawn = redrawn(samples, documents, seed=seed)
+
+    means: Values
+    documents: NDArray[np.int64]
+    weights: Values
+
+    @staticmethod
+    def of(means: Values, documents: NDArray[np.int64], weights: Values | None = None) -> "Samples":
+        """Unless weights are said, all windows weigh the same."""
+        known = ~np.isnan(means)
+        return Samples(means, documents, known * (1.0 if weights is None else weights))
+
+    def mean(self) -> Values:
+        """Over all windows, (1, number)."""
+        return _ratio(*(x.sum(axis=0)[None] for x in self._weighed()))
+
+    def redrawn(self, *, seed: int) -> Values | None:
+        """The mean, DRAWS times, over documents drawn again, (draw, number); None of one document."""
+        _, number = np.unique(self.documents, return_inverse=True)
+        n = int(number.max(initial=-1)) + 1
+        if n < 2:
+            return None
+        totals, counts = (_by_document(x, number, n) for x in self._weighed())
+        random = np.random.default_rng(seed)
+        step = max(1, WEIGHTS // n)
+        sizes = [min(step, DRAWS - i) for i in range(0, DRAWS, step)]
+        drawn = (random.multinomial(n, np.full(n, 1 / n), size=size) for size in sizes)
+        return np.concatenate([_ratio(x @ totals, x @ counts) for x in drawn])
+
+    def _weighed(self) -> tuple[Values, Values]:
+        return np.where(self.weights > 0, self.means, 0) * self.weights, self.weights
+
+
+def _ratio(totals: Values, counts: Values) -> Values:
+    return np.where(counts > 0, totals / np.where(counts > 0, counts, 1), np.nan)
+
+
+def _by_document(x: Values, number: NDArray[np.int64], n: int) -> Values:
+    total = np.zeros((n, *x.shape[1:]))
+    np.add.at(total, number, x)
+    return total
+
+
+def bootstrap(samples: Samples, statistic: Callable[[Values], Values], *, seed: int) -> list[Interval]:
+    """Intervals of statistics of the mean; `statistic` takes (draw, number) to (draw, statistic)."""
+    value = statistic(samples.mean())[0]
+    drawn = samples.redrawn(seed=seed)
     if drawn is None:
         return [Interval(float(x), None, None) for x in value]
     return intervals(value, statistic(drawn))
 
 
-def redrawn(samples: Values, documents: NDArray[np.int64], *, seed: int) -> Values | None:
-    """The mean over samples, DRAWS times, over documents drawn again; None of one document."""
-    totals, counts = _by_document(samples, documents)
-    return None if len(counts) < 2 else _redrawn(totals, counts, seed)
-
-
 def intervals(value: Values, drawn: Values) -> list[Interval]:
     """Of numbers (statistic) and what the draws made of each, (draw, statistic)."""
     return [_interval(float(x), draws) for x, draws in zip(value, drawn.T, strict=True)]
-
-
-def _redrawn(totals: Values, counts: Values, seed: int) -> Values:
-    """The mean over samples, DRAWS times over documents drawn with replacement."""
-    n = len(counts)
-    random = np.random.default_rng(seed)
-    step = max(1, WEIGHTS // n)
-    sizes = [min(step, DRAWS - i) for i in range(0, DRAWS, step)]
-    drawn = (random.multinomial(n, np.full(n, 1 / n), size=size) for size in sizes)
-    return np.concatenate([_weighted(weights, totals, counts) for weights in drawn])
-
-
-def _weighted(weights: NDArray[np.int64], totals: Values, counts: Values) -> Values:
-    many = (weights @ counts).reshape(-1, *(1,) * (totals.ndim - 1))
-    return np.tensordot(weights, totals, axes=1) / many
 
 
 def _interval(value: float, draws: Values) -> Interval:
@@ -71,14 +92,6 @@ def _interval(value: float, draws: Values) -> Interval:
         return Interval(value, None, None)
     low, high = np.quantile(known, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return Interval(value, float(low), float(high))
-
-
-def _by_document(samples: Values, documents: NDArray[np.int64]) -> tuple[Values, Values]:
-    """(sums, counts) of the samples of each document."""
-    _, number = np.unique(documents, return_inverse=True)
-    totals = np.zeros((number.max() + 1, *samples.shape[1:]))
-    np.add.at(totals, number, samples)
-    return totals, np.bincount(number).astype(np.float64)
 
 
 TREND = ("last_minus_first", "spearman", "depth_of_minimum", "curvature")
@@ -100,7 +113,8 @@ def trend(profile: Values) -> Values:
     if layers > 2:
         curvature = np.polynomial.polynomial.polyfit(depth, profile.T, 2)[2]
     change = profile[:, -1] - profile[:, 0]
-    return np.stack((change, _spearman(profile), lowest, curvature), axis=1)
+    found = np.stack((change, _spearman(profile), lowest, curvature), axis=1)
+    return np.where(np.isnan(profile).any(axis=1, keepdims=True), np.nan, found)
 
 
 def _spearman(profile: Values) -> Values:
