@@ -34,7 +34,7 @@ def of_explorer(page: Page, address: str, out: Path) -> None:
     page.get_by_role("grid").wait_for()
     page.screenshot(path=out / "grid.png")
     page.goto(f"{page.url}&{HEAD}")
-    page.get_by_text("Exclusive form", exact=True).wait_for(timeout=60_000)
+    page.get_by_text("Exclusive form").first.wait_for(timeout=60_000)
     page.evaluate("document.querySelector('[role=status]').scrollIntoView()")
     page.wait_for_timeout(500)  # the canvas is painted in the next frame
     page.screenshot(path=out / "explorer.png")

@@ -67,7 +67,11 @@ def test_a_model_is_asked_live() -> None:
         assert b'"tokens":["w1","w2","w3"]' in answer
         assert b'"max_tokens":9' in opened.open(f"{root}api/runs", timeout=30).read()
         process.send_signal(signal.SIGTERM)
-        assert ended(process) == (143, "", f"outward: loading {tiny()}\n")
+        assert ended(process) == (
+            143,
+            "",
+            f"outward: loading {tiny()}; the address follows when it is there\n",
+        )
 
 
 def test_a_port_that_is_taken_is_named_and_nothing_is_served() -> None:

@@ -247,7 +247,9 @@ def tell_live(staged: Staged, tokens: list[str], model: str = "m") -> None:
     staged.arrays = {
         "api/live/y/tokens": to_bytes(dict.fromkeys(names, per_token)),
         "api/live/y/heads/0/0": to_bytes(
-            {name: np.full(many, 0.5, np.float32) for name in numbers} | dict.fromkeys(matrices, flat)
+            {name: np.full(many, 0.5, np.float32) for name in numbers}
+            | {name: np.full(many, n, np.float32) for name, n in (("seen_from", 0), ("seen_to", many))}
+            | dict.fromkeys(matrices, flat)
         ),
     }
 

@@ -19,11 +19,12 @@ from tokenizers import decoders
 from torch import Tensor, nn
 
 from explorer.serving import eventually, served
-from outward.attention.call import AttentionCall
+from outward.attention.call import AttentionCall, own_slots
 from outward.attention.masks import causal_mask
+from outward.attention.visible import visible
 from outward.explorer import live as module
 from outward.explorer.live import Live
-from outward.explorer.matrices import MATRICES, UNDEFINED, head_arrays, kept
+from outward.explorer.matrices import MATRICES, UNDEFINED, head_arrays, kept, seen_run
 from outward.explorer.pictures import MOST_PIXELS, as_seen, grid_of, names_of_patches, read_picture
 from outward.explorer.safety import RefusedError
 from outward.measures.bias import PER_TOKEN, bias
@@ -192,6 +193,7 @@ def test_only_what_is_asked_for_is_made(folder: Folder) -> None:
     live = loaded(folder, "llama")
     id = asked(live, words(5))["id"]  # noqa: A001
     numbers = {"self_weight", "self_similarity", "removed", "size", "size_exclusive"}
+    numbers |= {"seen_from", "seen_to"}
     assert set(live.head(id, 0, 0, ())) == numbers
     assert set(live.head(id, 0, 0, ("context",))) == numbers | {"context"}
     assert set(live.head(id, 0, 0, ("attention",))) == numbers | {"attention", "attention_max"}
@@ -205,6 +207,55 @@ def random_call(**options: Any) -> AttentionCall:
     q, k, v = torch.randn(1, 4, 7, 5), torch.randn(1, 2, 8, 5), torch.randn(1, 2, 8, 6)
     y = torch.randn(1, 4, 7, 6)
     return AttentionCall(layer=0, module="m", tier="torch", q=q, k=k, v=v, y=y, **options)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_which_tokens_each_one_sees(folder: Folder, kind: str) -> None:
+    """Llama: those up to its own. BERT: all."""
+    live = loaded(folder, kind)
+    found = live.head(asked(live, words(6))["id"], 1, 2, ())
+    many = len(found["size"])
+    assert found["seen_from"].tolist() == [0] * many
+    assert found["seen_to"].tolist() == ([*range(1, many + 1)] if kind == "llama" else [many] * many)
+
+
+def seen_by_loops(call: AttentionCall) -> list[tuple[int, int]]:
+    """The first token that each one sees, and the one after the last; of keys, only somebody's own."""
+    own = own_slots(call).flatten().tolist()
+    sees = [[call.mask is None or bool(call.mask[0, 0, i, k]) for k in own] for i in range(len(own))]
+    if call.causal:
+        sees = [[x and j <= i for j, x in enumerate(row)] for i, row in enumerate(sees)]
+    return [(row.index(True), len(row) - row[::-1].index(True)) for row in sees]
+
+
+SEEN = {
+    "two documents": (torch.arange(8) // 4)[:, None] == (torch.arange(8) // 4),
+    "a window": (torch.arange(8)[:, None] - torch.arange(8)).abs() < 3,
+    "holes": (torch.arange(8)[:, None] - torch.arange(8)) % 3 == 0,
+}
+
+
+@pytest.mark.parametrize("mask", SEEN)
+@pytest.mark.parametrize("nobodys", [0, 1])
+def test_what_is_seen_in_documents_windows_and_masks_with_holes(mask: str, nobodys: int) -> None:
+    """nobodys: keys before the first token that are no token's own, and are not counted."""
+    tokens = 8 - nobodys
+    q, k, v = torch.randn(1, 2, tokens, 5), torch.randn(1, 2, 8, 5), torch.randn(1, 2, 8, 6)
+    call = AttentionCall(
+        *(0, "m", "torch", v, torch.randn(1, 2, tokens, 6), q, k),
+        mask=SEEN[mask][nobodys:][None, None],
+        self_key=torch.arange(nobodys, 8) if nobodys else None,
+    )
+    found = seen_run(call, visible(call))
+    assert list(zip(*found.int().tolist(), strict=True)) == seen_by_loops(call)
+
+
+def test_a_key_that_is_nobodys_behind_the_last_token_lets_nobody_see_later_ones() -> None:
+    call = random_call(
+        mask=torch.ones(7, 8, dtype=torch.bool).tril()[None, None], self_key=torch.arange(7)
+    )
+    call.mask[..., 7] = True  # type: ignore[index]
+    assert seen_run(call, visible(call)).tolist() == [[0] * 7, [*range(1, 8)]]
 
 
 def test_keys_that_are_nobodys_own_have_no_column() -> None:

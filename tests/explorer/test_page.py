@@ -11,10 +11,12 @@ from safetensors.numpy import load as arrays_of
 from browser import Browser, Page, colours, findings, overflow, until
 from engines.command import tiny
 from explorer.pages import (
+    LONG,
     SENTENCE,
     SETTLED,
     drawn,
     live,
+    long_reader,
     opened,
     picture,
     press,
@@ -271,11 +273,181 @@ def test_live_text_shows_what_the_model_does(chromium: Browser, server: Served) 
         assert f"|z| / |y| = {left:.2f}" in said
         for n, name in enumerate(("returns", "returns_exclusive")):
             row = found[name][5] / 127.0 - 1
+            if n == 0:
+                row[5] = found["self_similarity"][5]  # exact, as in the sentence
             values = page.locator(".largest").nth(n).locator("li").all_inner_texts()
             assert len(values) == len(tokens)
-            best = f"{row.max():.3f}".replace("-", "−")
-            assert values[0].endswith(best)
-            assert page.locator(".largest").nth(n).locator(".own").inner_text().startswith("w2")
+            assert values[0].endswith(two(row.max()))
+            own = page.locator(".largest").nth(n).locator(".own").inner_text()
+            assert own.split() == ["w2", "itself", two(row[5])]
+
+
+def two(x: float) -> str:
+    """As the page writes a number of a matrix: a byte tells no third decimal."""
+    return f"{0.0 if abs(x) < 0.005 else x:.2f}".replace("-", "−")
+
+
+def test_the_list_and_the_sentence_say_one_number(chromium: Browser, server: Served) -> None:
+    """Of tokens for which the byte of the matrix would say another."""
+    with opened(chromium, server, "#live") as page:
+        drawn(page)
+        ask(page)
+        run = live(tiny())._last.id  # type: ignore[union-attr]
+        heads = {(n, h): head_of(server, run, n, h) for n in range(2) for h in range(4)}
+        apart = [
+            (layer, head, token)
+            for (layer, head), found in heads.items()
+            for token in range(1, len(SENTENCE.split()))
+            if two(found["returns"][token, token] / 127 - 1) != two(found["self_similarity"][token])
+        ]
+        assert apart
+        for layer, head, token in apart[:3]:
+            page.evaluate("performance.clearMeasures()")
+            choose(page, "Layer", f"{layer}")
+            drawn(page)
+            page.evaluate("performance.clearMeasures()")
+            choose(page, "Head", f"{head}")
+            drawn(page)
+            page.locator(f"#token-{token}").click()
+            said = re.search(r"cos\(y, v\) = (\S+);", readout(page))
+            assert said is not None
+            own = page.locator(".largest").nth(0).locator(".own").inner_text()
+            assert own.split()[-1] == said[1] == two(heads[layer, head]["self_similarity"][token])
+
+
+def test_tokens_that_are_not_seen_are_marked(chromium: Browser, server: Served) -> None:
+    with opened(chromium, server, "#live") as page:
+        drawn(page)
+        ask(page)
+        for matrix in ("returns", "context"):
+            choose(page, "Matrix", matrix)
+            page.wait_for_selector(f".sides code:text('cos({'y' if matrix == 'context' else 'z'}_i')")
+            page.locator("#token-4").click()
+            names = page.locator(".largest").nth(0).locator(".name").all_inner_texts()
+            later = SENTENCE.split()[5:]  # it is a causal model
+            unseen = [name.split()[0] for name in names if "not seen by it" in name]
+            assert sorted(unseen) == sorted(later)
+            for mark in page.locator(".largest em:not(:empty)").all():
+                assert mark.evaluate(WITHIN)
+        page.locator(".matrix").first.focus()
+        press(page, "ArrowRight")
+        assert "With token 5, “w2”, not seen by it: cos(y_i, y_j) = " in readout(page)
+        press(page, "ArrowLeft", "ArrowLeft")
+        assert "With token 3, “w1”: cos" in readout(page)
+
+
+WITHIN = """(mark) => {
+    const [own, row] = [mark, mark.closest(".name")].map((node) => node.getBoundingClientRect());
+    return own.width > 0 && mark.scrollWidth <= mark.clientWidth + 1 && own.right <= row.right + 1;
+}"""
+
+
+def test_weights_are_said_to_be_weights(chromium: Browser, server: Served) -> None:
+    with opened(chromium, server, "#live") as page:
+        drawn(page)
+        ask(page)
+        choose(page, "Matrix", "attention")
+        page.wait_for_selector(".sides code:text-is('P_ij')")
+        heads = page.locator(".sides h3").all_inner_texts()
+        assert heads == ["As it is: attention", "Exclusive form: what it returns"]
+        assert "the matrix on the right is another quantity" in page.locator(".result").inner_text()
+        assert "the row’s largest" in page.locator(".sides .legend").nth(0).inner_text()
+        page.locator("#token-7").click()
+        found = head_of(server, live(tiny())._last.id, 0, 0)  # type: ignore[union-attr]
+        row = found["attention"][7] / 255 * found["attention_max"][7]
+        row[7] = found["self_weight"][7]
+        said = page.locator(".largest").nth(0).locator("li").all_inner_texts()
+        exact = sorted(row[row > 0], reverse=True)
+        assert [x.split()[-1] for x in said] == ["<0.01" if x < 0.01 else f"{x:.2f}" for x in exact]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_buttons_are_read_under_the_mouse(chromium: Browser, server: Served, scheme: str) -> None:
+    with opened(chromium, server, address(server, "token"), color_scheme=scheme) as page:
+        drawn(page)
+        for selector in ("button.main", ".toggle", "nav .button"):
+            button = page.locator(selector).first
+            button.hover()
+            assert button.evaluate(CONTRAST) >= 4.5, selector
+        button = page.locator("button.main")
+        button.evaluate("(x) => { x.style.background = 'var(--hover)'; }")
+        assert button.evaluate(CONTRAST) < 4.5  # as it was
+
+
+CONTRAST = """(button) => {
+    const { color, backgroundColor } = getComputedStyle(button);
+    const [ink, paper] = [color, backgroundColor].map((text) => text.match(/[\\d.]+/g).slice(0, 3)
+        .map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, c, i) => sum + [0.2126, 0.7152, 0.0722][i] * c, 0));
+    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+}"""
+
+
+def test_one_cell_has_the_focus_and_the_one_under_the_mouse_a_hint(
+    chromium: Browser, server: Served
+) -> None:
+    """The number is beside its cell, and is cut off nowhere."""
+    ring = "(cell) => getComputedStyle(cell).boxShadow"
+    with opened(chromium, server, address(server, "run")) as page:
+        tab_to(page, ".cell")
+        press(page, "ArrowDown")
+        cells = page.locator(".cell")
+        focused, other = cells.nth(4), cells.nth(1)
+        plain, clear = other.evaluate(ring), focused.evaluate(ring)
+        other.hover()
+        hinted = other.evaluate(ring)
+        assert len({plain, clear, hinted}) == 3
+        assert "0px 2px inset" in clear
+        assert "0px 2px inset" not in hinted
+        assert focused.evaluate(ring) == clear
+        assert focused.evaluate("(cell) => getComputedStyle(cell).outlineStyle") == "solid"
+        assert other.evaluate("(cell) => getComputedStyle(cell).outlineStyle") == "none"
+        for cell in (other, focused):
+            cell.hover()
+            [tag, own, whole] = (
+                page.locator(x).bounding_box() for x in (".value", ".cell:hover", ".heads")
+            )
+            assert tag is not None
+            assert own is not None
+            assert whole is not None
+            assert tag["y"] + tag["height"] <= own["y"] - 4  # the ring is 4 pixels wide
+            assert tag["y"] >= whole["y"]
+
+
+def test_it_is_said_of_which_series_the_reading_speaks(chromium: Browser, server: Served) -> None:
+    with opened(chromium, server, address(server, "run")) as page:
+        title = page.locator(".words h2")
+        assert title.inner_text() == "What it says"
+        choose(page, "Series", "length=8")
+        assert title.inner_text() == "What it says of main, not of length=8"
+        choose(page, "Series", "main")
+        assert title.inner_text() == "What it says"
+
+
+def test_the_bias_comes_first(chromium: Browser, server: Served) -> None:
+    named = ["cos(y, v), the bias", "null: any other token", "excess over the null"]
+    with opened(chromium, server, address(server, "run")) as page:
+        chooser = page.locator("label.choose", has_text="Measure").locator("option")
+        measures = chooser.all_inner_texts()
+        assert measures[:3] == named
+        assert measures.index("centred cosine") < measures.index("weight on itself")
+    with opened(chromium, server, address(server, "head")) as page:
+        assert page.locator(".measures button").all_inner_texts() == measures
+
+
+def test_the_chosen_token_is_scrolled_to_and_the_page_stays(chromium: Browser) -> None:
+    with site(long_reader()) as server, opened(chromium, server, "#live") as page:
+        drawn(page)
+        ask(page, " ".join(f"w{i % 900}" for i in range(LONG)))
+        line = page.locator(".tokens").bounding_box()
+        last = page.locator(f"#token-{LONG - 1}").bounding_box()
+        assert line is not None
+        assert last is not None
+        assert line["y"] <= last["y"] <= line["y"] + line["height"] - last["height"]
+        assert page.evaluate("scrollY") == 0
+        page.locator(".tokens").focus()
+        press(page, "Home")
+        assert page.evaluate("document.querySelector('.tokens').scrollTop") < last["height"]
 
 
 def head_of(server: Served, run: str, layer: int, head: int) -> dict[str, np.ndarray]:

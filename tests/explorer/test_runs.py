@@ -13,7 +13,7 @@ import pytest
 from engines.command import SAMPLES, environment
 from explorer.serving import run
 from outward.explorer import runs as module
-from outward.explorer.runs import Runs
+from outward.explorer.runs import FIRST, Runs
 from outward.explorer.safety import RefusedError, as_bytes
 from outward.glossary import MEASURES
 from outward.measures.bias import DEFAULT
@@ -87,6 +87,8 @@ def test_one_that_did_not_finish_is_listed_with_its_problem(folder: Path) -> Non
     runs = Runs((folder,))
     begun = by_name(runs)["begun"]
     assert "--resume" in begun["problem"]
+    assert begun["problem"].startswith("begun: ")
+    assert str(folder) not in begun["problem"]
     assert begun["layers"] is None
     assert begun["series"] == []
     with pytest.raises(RefusedError, match="--resume") as error:
@@ -95,12 +97,13 @@ def test_one_that_did_not_finish_is_listed_with_its_problem(folder: Path) -> Non
 
 
 BROKEN = [
-    ('{"schema": 1, "kind": "context", "files": {}}', "a run of `context` has no profile.parquet"),
+    ('{"schema": 1, "kind": "context", "files": {}}', "a run of `context` is not shown here yet"),
+    ('{"schema": 1, "kind": "measure", "files": {}}', "one: profile.parquet is missing"),
     ("[" * 100_000, "RecursionError"),
     ("no JSON", "damaged"),
     ("[]", "no JSON object"),
     ('{"schema": 99, "kind": "measure", "files": {}}', "schema is 99"),
-    ('{"schema": 1, "kind": "m", "files": ["profile.parquet", "samples.parquet"]}', "KeyError"),
+    ('{"schema": 1, "kind": "measure", "files": ["profile.parquet"]}', "AttributeError"),
     ('{"schema": "x", "kind": "m", "files": {}}', "TypeError"),
     ('{"hello": 1}', "of another program"),
 ]
@@ -114,10 +117,28 @@ def test_a_run_json_of_others_is_a_problem_of_that_run_alone(
     runs = Runs((folder,))
     found = by_name(runs)
     assert problem in found["one"]["problem"]
+    assert str(folder) not in found["one"]["problem"]
     assert found["two"]["problem"] is None
     with pytest.raises(RefusedError) as error:
         runs.document(found["one"]["id"])
     assert error.value.status == 422
+
+
+@pytest.mark.parametrize("name", ["profile.parquet", "samples.parquet", "arrays.safetensors"])
+@pytest.mark.parametrize("left", [None, 9])
+def test_a_file_that_is_lost_or_cut_short_is_in_the_list(
+    folder: Path, name: str, left: int | None
+) -> None:
+    """left: bytes of it that are left."""
+    file = folder / "one" / name
+    assert by_name(Runs((folder,)))["one"]["problem"] is None
+    file.unlink() if left is None else os.truncate(file, left)
+    runs = Runs((folder,))
+    found = by_name(runs)["one"]
+    assert found["problem"].startswith(f"one: {name} is missing or cut short")
+    with pytest.raises(RefusedError, match=r"^one: ") as error:
+        runs.document(found["id"])
+    assert str(folder) not in str(error.value)
 
 
 def test_damaged_tables_are_a_problem_of_that_run_alone(folder: Path) -> None:
@@ -129,6 +150,8 @@ def test_damaged_tables_are_a_problem_of_that_run_alone(folder: Path) -> None:
         with pytest.raises(RefusedError) as error:
             runs.document(found["one"]["id"])
         assert error.value.status == 422
+        assert str(error.value).startswith("one")
+        assert str(folder) not in str(error.value)
         assert runs.document(found["two"]["id"])["name"] == "two"
 
 
@@ -140,7 +163,8 @@ def test_the_list_reads_nothing_but_the_first_bytes(
 
     monkeypatch.setattr(module, "load", refuse)
     for name in ("profile.parquet", "samples.parquet"):
-        (folder / "one" / name).unlink()
+        file = folder / "one" / name
+        file.write_bytes(b"\xff" * file.stat().st_size)
     assert by_name(Runs((folder,)))["one"]["heads"] == 4
     with pytest.raises(AssertionError, match="loads a run"):
         Runs((folder,)).document(by_name(Runs((folder,)))["two"]["id"])
@@ -190,7 +214,10 @@ def test_the_document_is_the_summary_and_the_reading(folder: Path) -> None:
     assert found["series"] == ["main", "shuffled-tokens", "length=8"]
     assert set(found["others"]) == {"shuffled-tokens", "length=8"}
     assert len(found["others"]["length=8"]["heads"]) == 8
-    assert list(found["measures"]) == list(DEFAULT)
+    assert sorted(found["measures"]) == sorted(DEFAULT)
+    assert set(FIRST) <= set(MEASURES)
+    assert list(found["measures"])[:-1] == [name for name in FIRST if name in DEFAULT]
+    assert list(found["measures"])[-1] == "value_similarity" != list(DEFAULT)[-1]
     for name, told in found["measures"].items():
         assert told == {"what": MEASURES[name].formula, "kind": MEASURES[name].kind}
     assert found["about"]["command"].startswith("outward ")
@@ -295,3 +322,20 @@ def test_looking_at_runs_imports_no_torch(first: str, said: str) -> None:
         [sys.executable, "-c", code], check=False, env=environment(), capture_output=True, text=True
     )
     assert done.stdout == f"{said}\n", done.stderr
+
+
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may look everywhere: so the refusal is played."""
+    there = {run["name"] for run in Runs((folder,)).listed()}
+    (folder / "locked").mkdir()
+    exists = Path.exists
+
+    def refuses(self: Path, **options: bool) -> bool:
+        if self.parent.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return exists(self, **options)
+
+    monkeypatch.setattr(Path, "exists", refuses)
+    assert {run["name"] for run in Runs((folder,)).listed()} == there

@@ -130,6 +130,15 @@ def test_what_is_nearly_the_token_is_not(server: Served) -> None:
 def test_another_token_in_the_address_lets_nobody_in(server: Served, query: str) -> None:
     answer = server.ask("/" + query.format(token=server.access.token), token=False)
     assert answer.status == 403
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.body == b"Open the address that `outward explore` printed: it has the token."
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+
+
+@pytest.mark.parametrize(("path", "method"), [("/", "POST"), ("/api/runs", "GET"), ("/nowhere", "GET")])
+def test_what_is_asked_by_scripts_is_refused_in_json(server: Served, path: str, method: str) -> None:
+    answer = server.ask(path, token=False, method=method)
+    assert answer.headers["content-type"] == "application/json"
     assert "outward explore" in answer.json["error"]
 
 

@@ -18,7 +18,7 @@ from sources.tiny import llama
 
 LAYERS, HEADS, WINDOWS = 2, 4, 5
 PROFILE = ["series", "layer", "module", "head", "measure", "place", "n", "mean", "std", "min", "max"]
-SAMPLES = ["series", "document", "window", "layer", "head", "measure", "mean"]
+SAMPLES = ["series", "document", "window", "layer", "head", "measure", "mean", "n"]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def test_the_profile_is_tidy(run: Run) -> None:
 
 def test_samples_are_tidy(run: Run) -> None:
     assert list(run.samples) == SAMPLES
-    assert not run.samples.duplicated(SAMPLES[:-1]).any()
+    assert not run.samples.duplicated(SAMPLES[:-2]).any()
+    weights = run.samples[run.samples["measure"] == "self_weight"]
+    assert (weights["n"] == LENGTH - 1).all()  # the first token sees only itself
     assert len(run.samples) == WINDOWS * LAYERS * HEADS * len(DEFAULT)
     assert list(run.samples["document"].unique()) == ["a", "b", "c<i>"]
     means = run.samples[run.samples["measure"] == "self_weight"].groupby(["layer", "head"])["mean"]

@@ -92,7 +92,7 @@ def _loaded(
     from outward.explorer.live import Live
     from outward.sources.models import load_model
 
-    say(f"loading {model}")
+    say(f"loading {model}; the address follows when it is there")
     source = load_model(model, dtype=dtype, device=device, allow_pickle=allow_pickle)
     return Live(source, max_tokens=max_tokens, max_seconds=max_seconds)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from outward.attention.call import AttentionCall
 from outward.attention.visible import Visible, visible
-from outward.explorer.matrices import MATRICES, Arrays, head_arrays, kept
+from outward.explorer.matrices import MATRICES, Arrays, head_arrays, kept, seen_run
 from outward.explorer.pictures import (
     Grid,
     as_seen,
@@ -50,10 +50,11 @@ BROKEN = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, Asse
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What is kept of one layer: its call, and SHOWN of each head and token."""
+    """What is kept of one layer: its call, SHOWN of each head and token, and what each token sees."""
 
     call: AttentionCall
     tokens: Float[Tensor, "measure head token"]
+    seen: Float[Tensor, "2 token"]
 
     @property
     def told(self) -> dict[str, Any]:
@@ -97,6 +98,7 @@ class Live:
         self.source, self.max_seconds = source, max_seconds
         self.max_tokens = min(max_tokens, source.max_length or max_tokens)
         self._last: Answer | None = None
+        self._drawing = Lock()
         self._feed: Callable[[Any], Given] = self._feeder()
         layers = [layer.told for layer in self._tried().layers]
         self._size = {"layers": len(layers), "heads": max(layer["heads"] for layer in layers)}
@@ -150,8 +152,10 @@ class Live:
         found = next((x for x in answer.layers if x.call.layer == layer), None)
         if found is None or head >= found.tokens.shape[1]:
             raise RefusedError(404, f"Nothing is kept of a layer {layer} with a head {head}.")
-        arrays = head_arrays(found.call, head, MATRICES if names is None else names)
-        numbers = zip(SHOWN[:2], found.tokens[:2, head], strict=True)
+        with self._drawing:  # one at a time: a matrix of 2,048 tokens takes 16 MiB in the making
+            arrays = head_arrays(found.call, head, MATRICES if names is None else names)
+        vectors = (*found.tokens[:2, head], *found.seen)
+        numbers = zip((*SHOWN[:2], "seen_from", "seen_to"), vectors, strict=True)
         return arrays | {name: x.numpy() for name, x in numbers}
 
     def _known(self, id: str) -> Answer:  # noqa: A002
@@ -336,12 +340,13 @@ class Watch:
         return None
 
     def _layer(self, call: AttentionCall) -> Layer:
-        measured = bias(call, self._visible(call))
+        see = self._visible(call)
+        measured = bias(call, see)
         tokens = measured.tokens[[PER_TOKEN.index(name) for name in SHOWN], 0].float()
         tokens = tokens.masked_fill(~measured.kept[0], torch.nan).cpu()
         mine = kept(call)
         self._refuse_bytes(mine)
-        return Layer(mine, tokens)
+        return Layer(mine, tokens, seen_run(call, see))
 
     def _visible(self, call: AttentionCall) -> Visible:
         """Layers share masks: each is read once. What is compared by identity is held on to."""

@@ -4,6 +4,9 @@
     context              cos(y_i, y_j); context_exclusive: cos(z_i, z_j), z the exclusive form of y
     returns              cos(y_i, v_j); returns_exclusive: cos(z_i, v_j)
 
+    seen_from, seen_to   of each token: it sees those from the first of these numbers on, and before the
+                         second (within its document and window; where a mask has holes, at most those)
+
 These are the only T×T matrices of the package: of one head, of one text that somebody looks at.
 """
 
@@ -19,6 +22,7 @@ from torch import Tensor
 from outward.attention.call import AttentionCall, log_sum_exp, own_slots, scores
 from outward.attention.exclusive import exclude_self
 from outward.attention.inputs import own_values
+from outward.attention.visible import Visible
 from outward.measures.bias import CENTRED_FLOOR
 
 MATRICES = ("attention", "context", "context_exclusive", "returns", "returns_exclusive")
@@ -91,6 +95,17 @@ def head_arrays(call: AttentionCall, head: int, wanted: tuple[str, ...]) -> Arra
         arrays |= _attention(one)
     numbers = {"size": size, "size_exclusive": size_exclusive, "removed": (y - z).norm(dim=-1) / size}
     return arrays | {name: x.float().numpy() for name, x in numbers.items()}
+
+
+def seen_run(call: AttentionCall, see: Visible) -> Float[Tensor, "2 token"]:
+    """seen_from and seen_to of a call with a batch of one, of keys that are somebody's own."""
+    own = own_slots(call).flatten().long()
+    if see.mask is None:
+        bounds = torch.stack((see.first[0], see.end[0]))
+        return torch.searchsorted(own.sort().values, bounds).float().cpu()
+    rows = see.mask[0, 0][:, own].byte()
+    first, end = rows.argmax(dim=-1), len(own) - rows.flip(-1).argmax(dim=-1)
+    return (torch.stack((first, end)) * rows.any(dim=-1)).float().cpu()
 
 
 def weights(one: AttentionCall) -> Float[Tensor, "query token"]:

@@ -26,6 +26,13 @@ from outward.results import MANIFEST, Result, ResultError, load, read_manifest
 
 BEGUN = (MANIFEST, "plan.json", "chunks")
 """What a directory has that is a run, or was to become one."""
+FIRST = (
+    *("self_similarity", "null_similarity", "excess_similarity"),
+    *("self_part", "common_part", "selective_part", "context_part"),
+    *("centred_similarity", "removed_energy"),
+    *("self_weight", "self_weight_ratio", "sink_weight", "previous_weight", "entropy"),
+)
+"""In which order measures are shown: the bias and what it is made of, weights; then those of values."""
 DEPTH = 2
 NEEDED = ("profile.parquet", "samples.parquet")
 MOST_HEADER = 2**20
@@ -113,8 +120,8 @@ class Runs:
             with self._reading:
                 return self._kept(place, (place.path, state.st_mtime_ns, state.st_size))
         except (ResultError, OSError, *FOREIGN) as error:
-            _, problem = _facts(place.path)
-            raise RefusedError(422, problem or f"{place.path}: {error}") from error
+            _, problem = _facts(place)
+            raise RefusedError(422, problem or _named_as(place, str(error))) from error
 
     def _kept(self, place: Place, key: tuple[Path, int, int]) -> Parsed:
         if key not in self._parsed:
@@ -131,16 +138,16 @@ FOREIGN = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 def _runs_in(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     """The folder itself, or what is in it."""
-    if any((folder / name).exists() for name in BEGUN):
+    try:
+        is_run = any((folder / name).exists() for name in BEGUN)
+        inside = sorted(folder.iterdir()) if depth and not is_run and folder.is_dir() else []
+    except OSError:  # of others: what may not be looked into holds no run of ours
+        return
+    if is_run:
         yield folder
-    elif depth and folder.is_dir():
-        try:
-            inside = sorted(folder.iterdir())
-        except OSError:  # of others: what may not be looked into holds no run of ours
-            return
-        for one in inside:
-            if one.is_dir() and not one.name.startswith("."):
-                yield from _runs_in(one, depth - 1)
+    for one in inside:
+        if not one.name.startswith(".") and one.is_dir():
+            yield from _runs_in(one, depth - 1)
 
 
 def _id(path: Path) -> str:
@@ -165,24 +172,36 @@ def _listed(place: Place) -> Document:
     unknown: Document = dict.fromkeys(
         ("kind", "model", "data", "layers", "heads", "windows", "documents", "finished")
     )
-    facts, problem = _facts(place.path)
+    facts, problem = _facts(place)
     return {"id": place.id, "name": place.name, **unknown, "series": [], **facts, "problem": problem}
 
 
-def _facts(path: Path) -> tuple[Document, str | None]:
+def _facts(place: Place) -> tuple[Document, str | None]:
     """What run.json says, or nothing, and why the run cannot be shown."""
+    path, name = place.path, place.name
     try:
         manifest = read_manifest(path)
         if manifest["kind"] != "measure":
-            return {}, f"{path}: a run of `{manifest['kind']}` is not shown here yet: see outward.load."
-        missing = next((name for name in NEEDED if name not in manifest["files"]), None)
-        if missing is not None:
-            return {}, f"{path}: a run of `{manifest['kind']}` has no {missing}, and cannot be shown."
+            return {}, f"{name}: a run of `{manifest['kind']}` is not shown here yet: see outward.load."
+        sizes = {n: known["bytes"] for n, known in manifest["files"].items()}
+        lost = [n for n in dict.fromkeys((*NEEDED, *sizes)) if _size(path / n) != sizes.get(n, -1)]
+        if lost:
+            return {}, f"{name}: {lost[0]} is missing or cut short; copy it anew, or measure again."
         return _said(manifest) | {"heads": _heads(path / "arrays.safetensors")}, None
     except (ResultError, OSError) as error:
-        return {}, str(error)
+        return {}, _named_as(place, str(error))
     except FOREIGN as error:
-        return {}, f"{path}: it is not as outward writes it ({type(error).__name__}: {error})."
+        return {}, f"{name}: it is not as outward writes it ({type(error).__name__}: {error})."
+
+
+def _size(file: Path) -> int | None:
+    return file.stat().st_size if file.is_file() else None
+
+
+def _named_as(place: Place, sentence: str) -> str:
+    """A sentence about a path, with the name that the page knows instead."""
+    told = sentence.replace(str(place.path), place.name)
+    return told if place.name in told else f"{place.name}: {told}"
 
 
 def _said(manifest: Document) -> Document:
@@ -222,13 +241,14 @@ def _document(result: Result, profile: pd.DataFrame, name: str) -> Document:
     document = summary(result, name)
     everywhere = profile[profile["place"].isna()]
     series = [str(x) for x in manifest["windows"]]
+    named = sorted(manifest["measures"], key=lambda m: FIRST.index(m) if m in FIRST else len(FIRST))
     others = {s: {"heads": heads(everywhere[everywhere["series"] == s])} for s in series if s != "main"}
     return {
         "summary": document,
         "reading": reading(document),
         "about": _about(manifest),
         "series": series,
-        "measures": {name: _legend(name) for name in manifest["measures"]},
+        "measures": {name: _legend(name) for name in named},
         "others": others,
     }
 

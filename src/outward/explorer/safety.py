@@ -87,7 +87,8 @@ class Guard:
                 return
             body = await self._body(scope, receive)
         except RefusedError as error:
-            await answer(send, error.status, {"error": str(error)})
+            at_the_door = (scope["path"], scope["method"], error.status) == ("/", "GET", 403)
+            await answer(send, error.status, str(error) if at_the_door else {"error": str(error)})
             return
         if body is not None:
             await self.app(scope, _again(body, receive), send)
@@ -146,10 +147,11 @@ class Guard:
 
 
 async def answer(send: Send, status: int, document: Any, headers: Headers | None = None) -> None:
-    """A JSON document; nothing for an empty one."""
-    body = as_bytes(document) if document else b""
-    kind = [("content-type", "application/json")] if body else []
-    fields = [*kind, ("content-length", str(len(body))), *(headers or [])]
+    """A JSON document; a sentence as it is, for people to read; nothing for an empty one."""
+    is_text = isinstance(document, str)
+    body = document.encode() if is_text else as_bytes(document) if document else b""
+    kind = [("content-type", "text/plain; charset=utf-8" if is_text else "application/json")]
+    fields = [*(kind if body else []), ("content-length", str(len(body))), *(headers or [])]
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})

@@ -21,19 +21,19 @@ const follow = (part) => history.replaceState(null, "", address({ ...route(), ..
 
 const kept = new Map();
 
-/** An answer that does not change: asked once. @param {string} path */
+/** An answer that does not change: asked once. */
 function once(path) {
 	if (!kept.has(path)) kept.set(path, ask(path).then((answer) => answer.json()));
 	kept.get(path).catch(() => kept.delete(path));
 	return kept.get(path);
 }
 
-/** @typedef {{name: string, trail?: [string, string][], nodes: any[], ready?: () => any}} View */
+// a view is { name, trail: pairs of text and address, nodes, ready: draws, and returns how to focus }
 
 let turn = 0;
 let running = null; // the model that is loaded, as the server says
 
-/** @param {boolean} walked whether somebody came here from another view */
+/** Draws the view of the address; walked: somebody came here from another. */
 async function show(walked) {
 	const mine = ++turn;
 	const here = route();
@@ -71,7 +71,6 @@ const problem = (text) => el("section.notice", { role: "alert" }, heading("This 
 
 let lastRun = null;
 
-/** @returns {View} */
 function listView(runs) {
 	if (!runs.length) {
 		return { name: "Runs", nodes: [el("section.notice", heading("No runs yet"), el("p", "Measure a model, and open the folder:"),
@@ -108,7 +107,6 @@ const lastHead = new Map();
 const runPath = (id) => `/api/runs/${encodeURIComponent(id)}`;
 const modelOf = ({ model }) => model?.id ?? model?.class ?? "";
 
-/** @returns {Promise<View>} */
 async function runView(here) {
 	const { about, ...data } = await once(runPath(here.run));
 	lastRun = here.run;
@@ -124,7 +122,6 @@ async function runView(here) {
 	};
 }
 
-/** @returns {Promise<View>} */
 async function headView(here) {
 	const { run, layer, head, measure } = here;
 	const data = await once(runPath(run));
@@ -187,7 +184,6 @@ function drawings(measure, kind, head, base, baseline) {
 	return made.length ? made : el("p.soft", "Of this measure there is one number per head: nothing to draw.");
 }
 
-/** @returns {View} */
 function liveView(here) {
 	if (!running) throw new Error("No model is loaded. Start `outward explore --model NAME`.");
 	const panel = el("section.panel");

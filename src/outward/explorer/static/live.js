@@ -5,7 +5,7 @@ import * as draw from "./views.js";
 const { el, put, say, known, visible } = draw;
 const SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind.";
 
-/** An answer, or an error that says what to do. @param {string} path @param {RequestInit} [options] @returns {Promise<Response>} */
+/** An answer, or an error that says what to do. */
 export async function ask(path, options) {
 	const answer = await fetch(path, options).catch((error) => {
 		throw new Error(error.name === "AbortError" ? "Stopped."
@@ -16,7 +16,7 @@ export async function ask(path, options) {
 	throw new Error(said.error ?? `The server answered ${answer.status}.`);
 }
 
-/** The arrays of a safetensors file. @param {ArrayBuffer} bytes @returns {Record<string, {shape: number[], data: any}>} */
+/** The arrays of a safetensors file: { shape, data } by name. */
 export function tensors(bytes) {
 	const size = Number(new DataView(bytes).getBigUint64(0, true));
 	const { __metadata__, ...header } = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, size)));
@@ -35,10 +35,11 @@ function half(h) {
 const MATRICES = {
 	returns: ["what it returns", "returns_exclusive", "How far what token i gets points along the value of token j."],
 	context: ["context similarity", "context_exclusive", "How alike is what two tokens get."],
-	attention: ["attention", "returns_exclusive", "How much token i attends to token j."],
+	attention: ["attention", "returns_exclusive", "How much token i attends to token j. "
+		+ "The weights are the same in both forms: the matrix on the right is another quantity, of what comes out."],
 };
 const FORMULAS = {
-	attention: "P_ij / max_j P_ij", context: "cos(y_i, y_j)", context_exclusive: "cos(z_i, z_j)",
+	attention: "P_ij", context: "cos(y_i, y_j)", context_exclusive: "cos(z_i, z_j)",
 	returns: "cos(y_i, v_j)", returns_exclusive: "cos(z_i, v_j)",
 };
 const COLOURS = { self_similarity: "cos(y, v)", self_weight: "weight on itself", null_similarity: "null", row: "row of the chosen one" };
@@ -47,7 +48,7 @@ const COLOURS = { self_similarity: "cos(y, v)", self_weight: "weight on itself",
 let last = null;
 const chosen = { matrix: "returns", colour: "self_similarity" };
 
-/** The panel. @param {HTMLElement} element @param {{live: any, here: any, follow: (part: any) => void, alone?: boolean}} options */
+/** The panel; live is what the server says of the model, alone: without a run. */
 export function mountLive(element, { live, here, follow, alone }) {
 	const status = el("p.status", { role: "status" });
 	const output = el("div.result");
@@ -127,10 +128,15 @@ function show(output, { here, follow, alone, fail }) {
 		return arrays[name].data.subarray((n * heads + h) * many, (n * heads + h + 1) * many);
 	};
 	const cell = (name, i, j) => {
+		const own = data[{ returns: "self_similarity", attention: "self_weight" }[name]]?.data[i];
+		if (i === j && known(own)) return own; // exact, where a matrix has bytes
 		const byte = data[name].data[i * size() + j];
 		if (name === "attention") return (byte / 255) * data.attention_max.data[i];
 		return byte === 255 ? NaN : byte / 127 - 1;
 	};
+
+	const text = (name, x) => (name === "attention" && x < 0.01 ? "<0.01" : say(x, "", 2));
+	const sees = (i, j) => j >= data.seen_from.data[i] && j < data.seen_to.data[i];
 
 	const names = (some) => Object.entries(some).map(([k, v]) => [k, [v].flat()[0]]);
 	const numbers = (some) => some.map((x, i) => [`${i}`, `${x}`]);
@@ -150,7 +156,8 @@ function show(output, { here, follow, alone, fail }) {
 	const sides = ["As it is", "Exclusive form"].map((name) => {
 		const [list, formula] = [el("ol.largest", { "aria-label": `Ten largest of the row, ${name}` }), el("div.row.apart.soft")];
 		const made = draw.walkable({ label: `${name}: a row per token; arrow keys move`, pick, look });
-		return { ...made, list, formula, figure: el("figure", el("h3", name), formula, made.box, list) };
+		const heading = el("h3", name);
+		return { ...made, list, formula, heading, form: name, figure: el("figure", heading, formula, made.box, list) };
 	});
 
 	function pictureView() {
@@ -187,16 +194,15 @@ function show(output, { here, follow, alone, fail }) {
 		} catch (error) {
 			return fail(error);
 		}
-		note.textContent = `${words} ` + (chosen.matrix === "attention"
-			? "The weights are the same in both forms: what changes is what is returned, shown beside them."
-			: "On the right the same of z: y without its part along the token’s own value.");
+		note.textContent = `${words} z is y without its part along the token’s own value.`;
 		sides.forEach((side, n) => {
 			side.name = [chosen.matrix, right][n];
 			const signed = side.name !== "attention";
 			side.colours = draw.scale(signed ? -1 : 0, 1, signed);
 			side.resize(size(), size());
 			draw.paint(side.canvas, data[side.name].data, size(), size(), signed);
-			put(side.formula, el("code", FORMULAS[side.name]), draw.legend(side.colours, (x) => say(x, "", 0)));
+			side.heading.textContent = `${side.form}: ${MATRICES[side.name.split("_")[0]][0]}`;
+			put(side.formula, el("code", FORMULAS[side.name]), draw.legend(side.colours, (x) => (signed || !x ? say(x, "", 0) : "the row’s largest")));
 		});
 		select(token < 0 ? here.token ?? size() - 1 : token, key);
 		colour();
@@ -218,7 +224,10 @@ function show(output, { here, follow, alone, fail }) {
 			mark(i, j);
 			const row = Array.from({ length: size() }, (_, k) => ({ value: cell(name, i, k), k }))
 				.filter(({ value }) => known(value) && (value || name !== "attention")).sort((a, b) => b.value - a.value);
-			draw.topList(list, row.slice(0, 10).map(({ value, k }) => ({ name: patch(k) ? nameOf(k) : draw.marked(nameOf(k)), value, own: k === i })), colours,
+			draw.topList(list, row.slice(0, 10).map(({ value, k }) => ({
+				name: patch(k) ? nameOf(k) : draw.marked(nameOf(k)), value, text: text(name, value), own: k === i,
+				mark: [k === i && " itself", !sees(i, k) && " not seen by it"],
+			})), colours,
 				name === "attention" ? row[0]?.value : 1);
 		}
 		image?.mark(...(patch(i) || [-1, -1]));
@@ -229,13 +238,13 @@ function show(output, { here, follow, alone, fail }) {
 		const of = (name) => data[name].data[i];
 		const fact = (text) => el("b", text);
 		const quoted = (k) => (patch(k) ? nameOf(k) : `“${visible(nameOf(k), true)}”`);
-		const [left, right] = sides.map((side) => say(cell(side.name, i, j)));
+		const [left, right] = sides.map(({ name }) => `${FORMULAS[name]} = ${text(name, cell(name, i, j))}`);
 		return [fact(`Token ${i}, ${quoted(i)}`), linked() && !known(ofHead("self_similarity", at, head)[i])
 			? " sees only itself: there y = v, and the exclusive form returns nothing. "
 			: [` gives itself ${draw.percent(of("self_weight"))} of its attention. As it is, `, fact(`cos(y, v) = ${say(of("self_similarity"), "", 2)}`),
 				"; in the exclusive form ", fact(`cos(z, v) = ${say(cell("returns_exclusive", i, i), "", 2)}`), ", with ",
 				fact(`|z| / |y| = ${say(of("size_exclusive") / of("size"), "", 2)}`), ". "],
-		j !== i && `With token ${j}, ${quoted(j)}: ${left}, on the right ${right}.`];
+		j !== i && `With token ${j}, ${quoted(j)}${sees(i, j) ? "" : ", not seen by it"}: ${left}, on the right ${right}.`];
 	}
 
 	function colour() {

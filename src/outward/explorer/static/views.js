@@ -3,8 +3,6 @@
  * notebook's widget is this file and a few lines. Text from outside becomes text nodes only, by `visible`.
  */
 
-/** @typedef {{low: number, high: number, at: (x: number) => number, css: (x: number) => string, ink: (x: number) => string}} Scale */
-
 /** An element by "tag.class": `on…` are listeners, `style` an object, the rest attributes; strings become text nodes. */
 export const el = (tag, ...inside) => fill(document.createElement(tag.split(".")[0]), tag, inside);
 
@@ -33,7 +31,6 @@ const LONGEST = 400;
 /**
  * Text in which nothing hides: controls, bidi and zero-width characters, lone surrogates and odd spaces
  * become glyphs. Of very long texts, the beginning. In a token, spaces are shown, too.
- * @param {unknown} text @param {boolean} [token] @returns {string}
  */
 export function visible(text, token = false) {
 	let shown = String(text).replace(HIDDEN, glyph).replace(/^\p{M}/u, "◌$&");
@@ -93,7 +90,7 @@ function palette(signed) {
 	}));
 }
 
-/** The colours of numbers from low to high; `ink` is black or white, whichever is read better on them. @returns {Scale} */
+/** The colours of numbers from low to high; `ink` is black or white, whichever is read better on them. */
 export function scale(low, high, signed) {
 	const colours = palette(signed);
 	const at = (x) => inside((x - low) / (high - low), 0, 1);
@@ -166,8 +163,6 @@ function step({ key }, row, column, rows, columns) {
 /**
  * Layers downwards, heads to the right, the mean of each layer behind. Tab reaches one cell, arrows the
  * others, Enter opens. Returns how to focus it.
- * @param {{rows: any[][], measure: string, colours: Scale, text: (x: number) => string, readout: HTMLElement,
- *   cursor?: {layer: number, head: number}, open?: (layer: number, head: number) => void}} options
  */
 export function grid(element, { rows, measure, colours, text, readout, cursor, open }) {
 	const widest = Math.max(...rows.map((row) => row.length));
@@ -221,8 +216,6 @@ export function grid(element, { rows, measure, colours, text, readout, cursor, o
 
 /**
  * A run: choosers, grid, reading. `data` is what /api/runs/ID answers. Returns how to focus the grid.
- * @param {HTMLElement} element @param {any} data
- * @param {{measure?: string, series?: string, cursor?: any, open?: Function, change?: Function}} [options]
  */
 export function renderRun(element, data, { measure, series, cursor, open, change } = {}) {
 	element.classList.add("outward");
@@ -231,7 +224,8 @@ export function renderRun(element, data, { measure, series, cursor, open, change
 	const all = { main: heads, ...Object.fromEntries(others) };
 	const named = Object.keys(data.measures).filter((m) => heads.some((h) => known(h[m])));
 	const list = (texts) => el("ul", texts.map((s) => el("li", visible(s))));
-	const words = el("section.words", el("h2", "What it says"), list(data.reading ?? []),
+	const speaks = el("h2");
+	const words = el("section.words", speaks, list(data.reading ?? []),
 		warnings.length > 0 && el("details", el("summary", "Before you believe it"), list(warnings)));
 	const chosen = { measure: [measure, "self_similarity", named[0]].find((m) => named.includes(m)), series: series in all ? series : "main" };
 	const [said, box, key, readout] = [el("div"), el("div"), el("div"), el("p.readout", { "aria-live": "polite" })];
@@ -243,6 +237,7 @@ export function renderRun(element, data, { measure, series, cursor, open, change
 		const text = (x) => say(x, kind);
 		const rows = Object.values(Object.groupBy(all[chosen.series], (h) => h.layer));
 		const colours = domain(Object.values(all).flat().map((h) => h[chosen.measure]), kind);
+		speaks.textContent = `What it says${chosen.series === "main" ? "" : ` of main, not of ${visible(chosen.series)}`}`;
 		put(said, meaning(chosen.measure, data.measures));
 		below.hidden = asTable;
 		put(key, legend(colours, (x) => say(x, kind, x && Math.abs(x) < 0.1 ? 3 : 1)));
@@ -297,8 +292,8 @@ function rangeBar(x, kind) {
 
 /** The measures of a head; a press on a name picks that one. */
 export function measureTable(element, { spread, measures, chosen, choose: pick }) {
-	const rows = Object.entries(spread).filter(([name, x]) => measures[name] && known(x.mean)).map(([name, x]) => {
-		const { kind } = measures[name];
+	const rows = Object.entries(measures).filter(([name]) => known(spread[name]?.mean)).map(([name, { kind }]) => {
+		const x = spread[name];
 		const button = el("button", { type: "button", "aria-pressed": `${name === chosen}`, onclick: () => pick(name) }, title(name));
 		return el("tr", el("th", { scope: "row" }, button), el("td", say(x.mean, kind)), el("td", rangeBar(x, kind)),
 			el("td", el("em", `${say(x.q05, kind, 2)} to ${say(x.q95, kind, 2)}`)));
@@ -403,7 +398,7 @@ export function curve(box, { rows, other = [], kind, label }) {
 /** A token’s text, its spaces and line ends as small marks. */
 export const marked = (token) => visible(token, true).split(/([·↵⇥]+)/).map((part) => (/^[·↵⇥]/.test(part) ? el("small", part) : part));
 
-/** Tokens of which one is chosen, by mouse or keys. @param {{tokens: string[], label: string, pick: (i: number) => void, look: (i: number | null) => void}} options */
+/** Tokens of which one is chosen, by mouse or keys. */
 export function tokenLine({ tokens, label, pick, look }) {
 	let at = -1;
 	const spans = tokens.map((token, i) => el("span", { role: "option", id: `token-${i}`, "aria-selected": "false" }, marked(token)));
@@ -418,7 +413,6 @@ export function tokenLine({ tokens, label, pick, look }) {
 			if (to === undefined) return;
 			event.preventDefault();
 			pick(Math.max(0, to));
-			spans[at]?.scrollIntoView({ block: "nearest" });
 		},
 	}, spans.map((span, i) => [span, tokens[i].includes("\n") && el("br")]));
 	return {
@@ -426,7 +420,11 @@ export function tokenLine({ tokens, label, pick, look }) {
 		choose(i) {
 			if (spans[at]) spans[at].ariaSelected = "false";
 			at = i;
-			if (spans[at]) spans[at].ariaSelected = "true";
+			if (spans[at]) {
+				spans[at].ariaSelected = "true";
+				const { offsetTop: top, offsetHeight: high } = spans[at]; // within the line alone: the page stays
+				if (top < box.scrollTop || top + high > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
+			}
 			box.setAttribute("aria-activedescendant", spans[at]?.id ?? "");
 		},
 		colour: (value, colours) => spans.forEach(({ style }, i) => {
@@ -494,6 +492,6 @@ export function walkable({ label, under, pick, look }) {
 }
 
 /** The largest of a row as text, each with a bar. */
-export const topList = (element, items, colours, high) => put(element, items.map(({ name, value, own }) =>
-	el(own ? "li.own" : "li", el("span.name", name, own && el("em", " itself")),
-		el("span.track", el("span.bar", { style: { width: `${(100 * Math.abs(value)) / high}%`, background: colours.css(value) } })), say(value))));
+export const topList = (element, items, colours, high) => put(element, items.map(({ name, value, text, own, mark }) =>
+	el(own ? "li.own" : "li", el("span.name", el("span", name), el("em", mark)),
+		el("span.track", el("span.bar", { style: { width: `${(100 * Math.abs(value)) / high}%`, background: colours.css(value) } })), text)));
