@@ -34,9 +34,10 @@ def of_explorer(page: Page, address: str, out: Path) -> None:
     page.get_by_role("grid").wait_for()
     page.screenshot(path=out / "grid.png")
     page.goto(f"{page.url}&{HEAD}")
-    page.get_by_text("Exclusive form").first.wait_for(timeout=60_000)
+    page.locator("canvas").last.wait_for(timeout=60_000)
+    page.wait_for_timeout(1000)  # matrices and lists come, and push what is there
     page.evaluate("document.querySelector('[role=status]').scrollIntoView()")
-    page.wait_for_timeout(500)  # the canvas is painted in the next frame
+    page.wait_for_timeout(500)
     page.screenshot(path=out / "explorer.png")
 
 

@@ -218,3 +218,14 @@ def test_a_mean_over_tokens_lies_in_its_own_interval() -> None:
     alike = summary(result(BIAS, samples))["overall"]["self_similarity"]
     assert alike["value"] == pytest.approx(0.5)
     assert found["low"] <= found["value"] <= found["high"]
+
+
+def test_the_length_of_windows_is_what_was_asked_for_or_what_they_have() -> None:
+    rows = [r | {"n": 34} for r in profiled("self_weight", [[0.5] * HEADS] * LAYERS)]
+    known = {
+        "layers": [{"layer": 0, "module": "layers.0", "alone": 17}]
+    }  # of 17 windows, the first each
+    assert summary(result(BIAS + rows, **known))["tokens"] == 3
+    asked = {"plan": {"length": 8.0}, "takes": "text"}
+    assert summary(result(BIAS + rows, **known, **asked))["tokens"] == 8
+    assert summary(result())["tokens"] is None

@@ -105,11 +105,15 @@ def places(profile: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def tokens_of(result: Result, main: pd.DataFrame) -> int | None:
-    """How many tokens a window has on average, those that see only themselves counted in."""
+    """How many tokens a window of text was to have, where that was said; else, has on average."""
+    manifest = result.manifest
+    asked = (manifest.get("plan") or {}).get("length")
+    if asked and manifest.get("takes") == "text":
+        return int(asked)
     chosen = main[(main["measure"] == "self_weight") & (main["head"] == 0)]
-    layer = result.manifest["layers"][0] if result.manifest["layers"] else {"layer": -1, "alone": 0}
+    layer = manifest["layers"][0] if manifest["layers"] else {"layer": -1, "alone": 0}
     counted = chosen[chosen["layer"] == layer["layer"]].get("n", pd.Series(dtype=float)).sum()
-    whole = (counted + layer["alone"]) / result.manifest["windows"]["main"]
+    whole = (counted + layer["alone"]) / manifest["windows"]["main"]
     return round(whole) if counted else None
 
 
