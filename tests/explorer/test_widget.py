@@ -2,12 +2,9 @@
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,14 +110,6 @@ def test_what_it_uses_of_the_views_is_there() -> None:
     assert used <= exported
     for name in used:
         assert re.search(rf"\b{name}\(", notebook.RENDER), name
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node here to parse the module with")
-def test_its_module_parses(tmp_path: Path) -> None:
-    file = tmp_path / "widget.mjs"
-    file.write_text(widget(load(run()))._esm)
-    done = subprocess.run(["node", "--check", str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 SHOW = """async ([esm, data, style]) => {
