@@ -1,8 +1,9 @@
 """The page, driven in a real browser: keys, links, views, what is live, and what goes wrong."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,9 @@ from explorer.pages import (
 )
 from explorer.serving import Served
 from explorer.serving import run as tiny_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 VIEWS = {
     "list": "#",
@@ -634,7 +638,7 @@ def test_a_server_that_is_gone_is_said_to_be(chromium: Browser) -> None:
         opened(chromium, server, "#live", expected=("ERR_CONNECTION_REFUSED",)) as page,
     ):
         drawn(page)
-        server_is_gone(page)
+        between = server_is_gone(page)
         page.get_by_role("button", name="Run").click()
         page.wait_for_selector(".status.bad")
         assert "The server does not answer" in page.locator(".status").inner_text()
@@ -642,40 +646,50 @@ def test_a_server_that_is_gone_is_said_to_be(chromium: Browser) -> None:
         page.wait_for_selector("[role=alert]")
         assert "open the address that it prints" in page.get_by_role("alert").inner_text()
         assert findings(page) == []
-        page.unroute_all()
+        between.on = False
         page.get_by_role("button", name="Try again").click()
         page.wait_for_selector("a.line")
 
 
-def server_is_gone(page: Page) -> None:
-    page.route("**/api/**", lambda route: route.abort("connectionrefused"))
+class Between:
+    """Between page and server while it is `on`: to take a route away as requests come would be a race."""
+
+    def __init__(self, page: Page, pattern: str, act: Callable[["Route"], Any]) -> None:
+        self.on = True
+        page.route(pattern, lambda route: act(route) if self.on else route.continue_())
+
+
+def server_is_gone(page: Page) -> Between:
+    return Between(page, "**/api/**", lambda route: route.abort("connectionrefused"))
 
 
 def test_a_model_that_is_busy_is_said_to_be(chromium: Browser, server: Served) -> None:
     with opened(chromium, server, "#live", expected=("status of 409",)) as page:
         drawn(page)
         said = '{"error": "The model is busy with another input; wait for it, or stop it."}'
-        page.route(
+        between = Between(
+            page,
             "**/api/live",
             lambda route: route.fulfill(status=409, body=said, content_type="application/json"),
         )
         page.get_by_role("button", name="Run").click()
         page.wait_for_selector(".status.bad")
         assert "busy with another input" in page.locator(".status").inner_text()
-        page.unroute_all()
+        between.on = False
         ask(page)
 
 
 def test_a_run_can_be_stopped(chromium: Browser, server: Served) -> None:
     with opened(chromium, server, "#live") as page:
         drawn(page)
-        page.route("**/api/live", lambda route: None)  # no answer comes
+        between = Between(page, "**/api/live", lambda route: None)  # no answer comes
         page.get_by_role("button", name="Run").click()
         page.get_by_role("button", name="Stop").click()
         page.wait_for_selector(".status.bad")
         assert "Stopped." in page.locator(".status").inner_text()
-        page.unroute_all(behavior="ignoreErrors")
+        between.on = False
         ask(page)
+        page.unroute_all(behavior="ignoreErrors")
 
 
 def test_an_empty_text_and_one_without_tokens(chromium: Browser, server: Served) -> None:
