@@ -652,7 +652,7 @@ def test_a_server_that_is_gone_is_said_to_be(chromium: Browser) -> None:
 
 
 class Between:
-    """Between page and server while it is `on`: to take a route away as requests come would be a race."""
+    """Between page and server while it is `on`: to take a route away as requests come would race."""
 
     def __init__(self, page: Page, pattern: str, act: Callable[["Route"], Any]) -> None:
         self.on = True
